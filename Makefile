@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make run` needs Python 3.11 or later with its headers, gcc and make; `make help` lists the targets.
+#
+# What is done already is remembered by the stamp files in .make/, so a second run does only what has changed. An existing .venv
+# is used as it is.
+
+NP ?= 4
+PYTHON ?= python3
+MPI ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+LAUNCH = $(PY) -m nvsym._launch $(if $(MPI),--mpi $(MPI))
+SOURCES := $(shell find nvsym include -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]' -o -name '*.cpp' -o -name '*.cuh')
+say = @echo "== $(1)"
+
+# Stamps of an environment that is gone say nothing.
+ifeq ($(wildcard $(PY)),)
+$(shell rm -rf .make)
+endif
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help venv build run test test-openmpi test-gpu bench bench-gpu lint clean distclean dist gpu-build
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
+	@echo
+	@echo "Variables: NP=4 (processes of make run), MPI=mpich or openmpi (default: the first one found),"
+	@echo "PYTHON=python3 (for .venv, and for the GPU targets), PYTEST_ARGS, BENCH_ARGS"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The environment
+# ----------------------------------------------------------------------------------------------------------------------
+
+.make/venv:
+	@command -v gcc >/dev/null || { echo "make: gcc is not on PATH; on Debian and Ubuntu: apt-get install gcc"; exit 1; }
+	@if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	    for python in $(PYTHON) python3.14 python3.13 python3.12 python3.11 none; do \
+	        $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+	    done; \
+	    if [ $$python = none ]; then \
+	        echo "make: $(PYTHON) is not Python 3.11 or later, and no python3.11 to python3.14 is on PATH."; \
+	        echo "      Install one, or say where it is: make PYTHON=/path/to/python3"; exit 1; \
+	    fi; \
+	    echo "== making $(VENV) with $$($$python --version)"; \
+	    $$python -m venv --clear $(VENV) || { \
+	        echo "make: $$python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }; \
+	fi
+	@$(PY) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
+	    echo "make: $$($(PY) --version) has no headers (Python.h); on Debian and Ubuntu: apt-get install python3-dev"; exit 1; }
+	@mkdir -p .make && touch $@
+
+# What builds nvsym comes first: nvsym is then built without an environment of pip's own, step by step and visibly.
+.make/tools: .make/venv pyproject.toml
+	$(call say,installing the build tools)
+	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' > $@.txt
+	@$(PY) -m pip install --disable-pip-version-check -r $@.txt
+	@touch $@
+
+.make/build: .make/tools setup.py $(SOURCES)
+	$(call say,building the extensions)
+	@$(PY) setup.py -q build_ext --inplace
+	@touch $@
+
+# Registers the package in the environment and installs what it depends on. The extensions are in place already.
+INSTALL = NVSYM_BUILD_EXTENSIONS=0 $(PY) -m pip install --disable-pip-version-check --no-build-isolation
+
+.make/package: .make/tools pyproject.toml setup.py nvsym/_version.py
+	$(call say,installing nvsym and what it needs)
+	@$(INSTALL) -e '.[examples]'
+	@touch $@
+
+.make/dev: .make/package pyproject.toml
+	$(call say,installing the tools of the tests and checks)
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+# An MPI: the one of the machine, else the wheel.
+.make/mpi-$(or $(MPI),any): .make/package .make/build
+	$(call say,looking for an MPI)
+	@if ! $(LAUNCH) --show; then \
+	    [ "$(MPI)" != openmpi ] || exit 1; \
+	    $(PY) -m pip install --disable-pip-version-check mpich && $(LAUNCH) --show; \
+	fi
+	@touch $@
+
+venv: .make/dev ## make .venv with everything for development
+
+build: .make/build ## build the extensions in place
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The job
+# ----------------------------------------------------------------------------------------------------------------------
+
+run: .make/package .make/build .make/mpi-$(or $(MPI),any) ## build, and run the main job: training on NP processes
+	$(call say,examples/allreduce.py on $(NP) PEs)
+	@$(LAUNCH) -n $(NP) -- examples/allreduce.py
+	$(call say,examples/data_parallel_digits.py on $(NP) PEs)
+	@$(LAUNCH) -n $(NP) -- examples/data_parallel_digits.py
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tests and checks
+# ----------------------------------------------------------------------------------------------------------------------
+
+test: .make/dev .make/build ## run the test suite with MPICH, then with Open MPI where there is one
+	$(call say,tests with MPICH)
+	@$(PY) -m pytest $(PYTEST_ARGS)
+	@if $(PY) -m nvsym._launch --mpi openmpi --show >/dev/null 2>&1; then \
+	    $(MAKE) --no-print-directory test-openmpi; \
+	else \
+	    echo "== no Open MPI here: the suite ran with MPICH alone"; \
+	fi
+
+test-openmpi: .make/dev .make/build ## run the test suite with Open MPI
+	$(call say,tests with Open MPI)
+	@NVSYM_TEST_MPI=openmpi $(PY) -m pytest $(PYTEST_ARGS)
+
+lint: .make/dev ## ruff, mypy, cython-lint, codespell; all of them, then the verdict
+	@failed=; \
+	check() { echo "== $$*"; "$(VENV)/bin/$$@" || failed="$$failed $$1"; }; \
+	check ruff check; \
+	check ruff format --check; \
+	check mypy; \
+	check cython-lint nvsym tests; \
+	check codespell; \
+	[ -z "$$failed" ] || { echo "== failed:$$failed"; exit 1; }
+
+bench: .make/package .make/build .make/mpi-$(or $(MPI),any) ## measure the host backend against mpi4py
+	$(call say,benchmarks/host.py)
+	@$(PY) benchmarks/host.py $(if $(MPI),--mpi $(MPI)) $(BENCH_ARGS)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# On a machine with GPUs, with that machine's own Python: PYTHON=...
+# ----------------------------------------------------------------------------------------------------------------------
+
+gpu-build:
+	@command -v nvidia-smi >/dev/null && nvidia-smi -L | grep -q '^GPU ' || { \
+	    echo "make: no NVIDIA GPU here (nvidia-smi is missing or lists none); the GPU targets need one."; \
+	    echo "      Without a GPU: make test, make bench"; exit 1; }
+	@nvidia-smi -L
+	$(call say,building the extensions in place)
+	@$(PYTHON) setup.py -q build_ext --inplace
+
+# Where nvsym is not installed, pytest has to be told of its plugin.
+test-gpu: gpu-build ## run the tests that need a GPU
+	@plugin=$$($(PYTHON) -c 'from importlib.metadata import entry_points as e; \
+	    print("" if "nvsym" in e(group="pytest11").names else "-p nvsym.testing")'); \
+	$(PYTHON) -m pytest $$plugin tests/gpu $(PYTEST_ARGS)
+
+bench-gpu: gpu-build ## measure the NVSHMEM backend
+	@$(PYTHON) benchmarks/gpu.py $(BENCH_ARGS)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------------
+
+dist: .make/dev ## build the sdist and the wheel into dist/
+	@$(PY) -m build --no-isolation
+	@ls -l dist
+
+# A .c file beside a .pyx is Cython's; the others are ours.
+clean: ## remove what was built; .venv stays
+	@find nvsym -name '*.pyx' | sed -E 's/pyx$$/c/;p;s/c$$/cpp/' | xargs rm -f
+	@find nvsym -name '*.so' -delete
+	@find nvsym tests examples benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
+	@rm -rf build dist .make *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+distclean: clean ## remove .venv as well
+	@rm -rf $(VENV)

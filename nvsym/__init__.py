@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric memory of many GPUs, or of many host processes, for Python and Cython."""
+
+from ._version import __version__
+from .atomics import (
+    atomic_add,
+    atomic_and,
+    atomic_compare_swap,
+    atomic_fetch,
+    atomic_fetch_add,
+    atomic_inc,
+    atomic_or,
+    atomic_set,
+    atomic_swap,
+    atomic_xor,
+)
+from .buffer import SHMEMBuffer
+from .collectives import allreduce, alltoall, broadcast, fcollect, reduce, reducescatter
+from .context import SHMEMContext, collect, context, finalize, init, is_initialized, my_pe, n_pes
+from .device import Device
+from .errors import (
+    BackendError,
+    CollectiveError,
+    ForkError,
+    FreedBufferError,
+    HeapExhaustedError,
+    MulticastUnsupportedError,
+    NotAvailableError,
+    NotInitializedError,
+    NVSymError,
+    PeerError,
+    PeerExitedError,
+    PeerTimeoutError,
+    PeerUnreachableError,
+    SettingError,
+)
+from .memory import Buffer, HostBuffer
+from .rma import barrier, barrier_all, fence, get, put, quiet, sync, sync_all
+from .signals import put_signal, signal_op, signal_wait_until
+from .stream import Event, Stream
+from .team import PREDEFINED, Team
+
+TEAM_WORLD = PREDEFINED["TEAM_WORLD"]
+TEAM_NODE = PREDEFINED["TEAM_NODE"]
+TEAM_SHARED = PREDEFINED["TEAM_SHARED"]
+
+
+def get_include():
+    """The directory of nvsym's C and CUDA headers, for the include path of a compiler."""
+    from pathlib import Path
+
+    package = Path(__file__).resolve().parent
+    installed = package / "include"
+    return str(installed if installed.is_dir() else package.parent / "include")
+
+
+__all__ = [
+    "TEAM_NODE",
+    "TEAM_SHARED",
+    "TEAM_WORLD",
+    "BackendError",
+    "Buffer",
+    "CollectiveError",
+    "Device",
+    "Event",
+    "ForkError",
+    "FreedBufferError",
+    "HeapExhaustedError",
+    "HostBuffer",
+    "MulticastUnsupportedError",
+    "NVSymError",
+    "NotAvailableError",
+    "NotInitializedError",
+    "PeerError",
+    "PeerExitedError",
+    "PeerTimeoutError",
+    "PeerUnreachableError",
+    "SHMEMBuffer",
+    "SHMEMContext",
+    "SettingError",
+    "Stream",
+    "Team",
+    "__version__",
+    "allreduce",
+    "alltoall",
+    "atomic_add",
+    "atomic_and",
+    "atomic_compare_swap",
+    "atomic_fetch",
+    "atomic_fetch_add",
+    "atomic_inc",
+    "atomic_or",
+    "atomic_set",
+    "atomic_swap",
+    "atomic_xor",
+    "barrier",
+    "barrier_all",
+    "broadcast",
+    "collect",
+    "context",
+    "fcollect",
+    "fence",
+    "finalize",
+    "get",
+    "get_include",
+    "init",
+    "is_initialized",
+    "my_pe",
+    "n_pes",
+    "put",
+    "put_signal",
+    "quiet",
+    "reduce",
+    "reducescatter",
+    "signal_op",
+    "signal_wait_until",
+    "sync",
+    "sync_all",
+]

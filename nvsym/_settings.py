@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable of nvsym, in one place: name, type, default, meaning.
+
+`load()` reads them all; a name that does not exist or a value that cannot be taken is a `SettingError`. `nvsym.init` votes
+over the result, so that a bad setting on one PE is an error on every PE.
+"""
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+
+from .errors import SettingError
+
+__all__ = ["SETTINGS", "Setting", "Settings", "format_size", "load", "parse_size"]
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+
+# Names that belong to the test suite and the build, not to the runtime.
+_OTHER_PREFIXES = ("NVSYM_TEST_", "NVSYM_BUILD_", "NVSYM_BENCH_", "NVSYM_SIM_")
+
+
+def parse_size(text):
+    """Bytes from a size such as ``4096``, ``"64M"``, ``"1.5 GiB"`` (units are powers of 1024).
+
+    Raises
+    ------
+    ValueError
+        If the text is no size, or is not a whole number of bytes above zero.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        nbytes = text
+    else:
+        match = _SIZE.fullmatch(str(text))
+        if match is None:
+            raise ValueError(f"{text!r} is not a size; write bytes or a number with K, M, G or T, such as 512M")
+        exact = float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+        nbytes = int(exact)
+        if nbytes != exact:
+            raise ValueError(f"{text!r} is not a whole number of bytes")
+    if nbytes <= 0:
+        raise ValueError(f"a size must be above zero, not {text!r}")
+    return nbytes
+
+
+def format_size(nbytes):
+    """A short text for a number of bytes: ``"64 MiB"``, ``"1.5 GiB"``, ``"100 B"``."""
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007 - the last unit is used after the loop
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+
+
+def _parse_bool(text):
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return known[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither 1 nor 0") from None
+
+
+def _parse_count(text):
+    value = int(text)
+    if value < 0:
+        raise ValueError(f"{value} is below zero")
+    return value
+
+
+def _parse_max_teams(text):
+    value = int(text)
+    if not 4 <= value <= 4096:
+        raise ValueError(f"{value} is not in 4..4096")
+    return value
+
+
+def _parse_seconds(text):
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError(f"{text!r} is not a number of seconds (0 means no limit)")
+    return value
+
+
+def _parse_choice(*choices):
+    def parse(text):
+        if text not in choices:
+            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable: how its text becomes a value, its default, and what it means."""
+
+    name: str
+    parse: object
+    default: object
+    meaning: str
+    shown_as: object = str
+
+
+SETTINGS = {
+    s.name: s
+    for s in (
+        Setting("NVSYM_BACKEND", _parse_choice("auto", "nvshmem", "host"), "auto", "backend of init(backend='auto')"),
+        Setting("NVSYM_HEAP_SIZE", parse_size, 1 << 30, "symmetric heap of each PE", format_size),
+        Setting("NVSYM_SHM_DIR", str, "/dev/shm", "where the host backend puts the shared segment of a node"),
+        Setting("NVSYM_TIMEOUT", _parse_seconds, 60.0, "seconds a wait for another PE may last; 0: no limit"),
+        Setting("NVSYM_INIT_TIMEOUT", _parse_seconds, 60.0, "the same for init"),
+        Setting("NVSYM_ABORT_ON_EXCEPTION", _parse_bool, True, "abort the job when one PE ends in an exception"),
+        Setting("NVSYM_MAX_TEAMS", _parse_max_teams, 32, "teams that may exist at a time, with the predefined ones"),
+        Setting("NVSYM_SPIN", _parse_count, None, "polls before a waiting PE yields; by default by cores and PEs"),
+        Setting(
+            "NVSYM_ALLREDUCE",
+            _parse_choice("auto", "one_shot", "two_shot", "multimem", "nvshmem", "mpi"),
+            "auto",
+            "algorithm of allreduce where the call leaves it at 'auto'",
+        ),
+        Setting("NVSYM_DISABLE_MULTICAST", _parse_bool, False, "never make a multicast call"),
+        Setting("NVSYM_LIBCUDA", str, None, "path of the CUDA driver library to open"),
+        Setting("NVSYM_LIBNVSHMEM", str, None, "path of the NVSHMEM host library to open"),
+    )
+}
+
+
+class Settings:
+    """The values of all settings, and where each came from (``"environment"`` or ``"default"``)."""
+
+    __slots__ = ("source", "value")
+
+    def __init__(self, value, source):
+        self.value = value
+        self.source = source
+
+    def __getitem__(self, name):
+        return self.value[name]
+
+    def rows(self):
+        """(name, value as text, source, meaning) of every setting, for reports."""
+        for name, setting in SETTINGS.items():
+            value = self.value[name]
+            shown = "unset" if value is None else setting.shown_as(value)
+            yield name, shown, self.source[name], setting.meaning
+
+
+def load(environ=None):
+    """Read all settings from the environment.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        Read instead of `os.environ`.
+
+    Returns
+    -------
+    Settings
+
+    Raises
+    ------
+    SettingError
+        Naming the variable, its text, and what it takes; also for an unknown ``NVSYM_`` name (with the nearest known one).
+    """
+    environ = os.environ if environ is None else environ
+    value = {name: setting.default for name, setting in SETTINGS.items()}
+    source = dict.fromkeys(SETTINGS, "default")
+    for name, text in environ.items():
+        if not name.startswith("NVSYM_") or name.startswith(_OTHER_PREFIXES):
+            continue
+        setting = SETTINGS.get(name)
+        if setting is None:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; the known ones are {', '.join(SETTINGS)}"
+            raise SettingError(f"unknown setting {name}={text!r}{hint}")
+        if text == "":
+            continue  # an empty variable is an unset one, as shells cannot easily unset for one command
+        try:
+            value[name] = setting.parse(text)
+        except ValueError as error:
+            raise SettingError(f"{name}={text!r}: {error} ({setting.meaning})") from None
+        source[name] = "environment"
+    return Settings(value, source)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agreement between PEs: what must happen on all of them or on none ends in a vote here.
+
+All host-side collective calls of a team (allocation, free, collect, split, finalize) exchange one record of the same form,
+in order. So when two PEs make different calls, the records meet and both find out, instead of waiting for each other.
+Waiting is polling (of a nonblocking MPI collective): it yields the core, sees peers that are gone, and has a time limit.
+"""
+
+from libc.stdint cimport int64_t
+
+import builtins
+import time
+
+import numpy as np
+
+from . import errors
+from .errors import NVSymError, PeerTimeoutError
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int microseconds)
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef enum:
+    YIELDS       = 500          # polls that only yield, before the polls that sleep
+    SHORTEST     = 20           # microseconds of a sleep, growing
+    LONGEST      = 1000
+    WATCH_PERIOD = 20_000_000   # nanoseconds between two looks at the peers
+
+
+cdef class Agreement:
+    """The PEs of a communicator, for collective decisions.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Used by nobody else.
+    limit : float
+        Seconds that a wait for the others may last; 0 for no limit.
+    names : list of str, optional
+        What messages call each member.
+    """
+
+    def __init__(self, comm, double limit, names=None):
+        self.comm = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.limit = limit
+        self.names = names if names is not None else [f"PE {rank}" for rank in range(self.size)]
+        self.out_array = np.zeros(FIELDS, np.int64)
+        self.in_array = np.zeros((self.size, FIELDS), np.int64)
+        self.out = self.out_array
+        self.all = self.in_array
+
+    cdef int exchange(self, str what) except -1:
+        """Send the record in `out`; afterwards `all` has those of all PEs."""
+        if self.broken is not None:
+            raise NVSymError(f"{what}: the PEs can no longer agree, since {self.broken}")
+        if self.size == 1:
+            self.all[0, :] = self.out
+            return 0
+        self.wait(self.comm.Iallgather(self.out_array, self.in_array), what)
+        return 0
+
+    cpdef wait(self, object request, str what):
+        """Wait for a nonblocking MPI operation without keeping the core or the GIL from others."""
+        cdef int64_t start = 0, watched = 0, now
+        cdef int polls = 0
+        cdef unsigned int pause = SHORTEST
+        test = request.Test
+        try:
+            while not test():
+                polls += 1
+                if polls <= YIELDS:
+                    with nogil:
+                        sched_yield()
+                    if polls & 63:
+                        continue
+                else:
+                    with nogil:
+                        usleep(pause)
+                    pause = min(pause + pause // 4, <unsigned int> LONGEST)
+                now = time.monotonic_ns()
+                if start == 0:
+                    start = watched = now
+                if now - watched < WATCH_PERIOD:
+                    continue
+                watched = now
+                PyErr_CheckSignals()
+                if self.watch is not None:
+                    self.watch()
+                if self.limit > 0 and now - start > self.limit * 1e9:
+                    raise PeerTimeoutError(f"{what}: not all PEs arrived within {self.limit:g} s (NVSYM_TIMEOUT, and "
+                                           "NVSYM_INIT_TIMEOUT for init)")
+        except BaseException as error:
+            self.broken = f"{what} was left with {type(error).__name__}: {error}"
+            raise
+
+    def gather(self, obj, str what):
+        """The objects of all PEs, in order. They are pickled."""
+        cdef int rank
+        if self.size == 1:
+            return [obj]
+        import pickle
+        data = np.frombuffer(pickle.dumps(obj), np.uint8)
+        self.out[:] = 0
+        self.out[0] = len(data)
+        self.exchange(what)
+        counts = [self.all[rank, 0] for rank in range(self.size)]
+        received = np.empty(sum(counts), np.uint8)
+        self.wait(self.comm.Iallgatherv(data, [received, counts]), what)
+        ends = np.cumsum(counts)
+        return [pickle.loads(received[end - count:end].tobytes()) for end, count in zip(ends, counts)]
+
+    def vote(self, str what, error=None):
+        """Raise on every PE if `error` is not None on any.
+
+        Parameters
+        ----------
+        what : str
+            The step that was tried.
+        error : Exception, optional
+            Why it failed here.
+
+        Raises
+        ------
+        Exception
+            Of the class of the first failing PE's error, with the PE and the reason of each.
+        """
+        self.out[:] = 0
+        self.out[0] = error is not None
+        self.exchange(what)
+        if self.in_array[:, 0].any():
+            self.raise_for_all(what, error)
+
+    def raise_for_all(self, str what, error):
+        """Collect the failures of all PEs, of which there is at least one, and raise the same exception everywhere."""
+        own = None if error is None else (_class_name(error), str(error), getattr(error, "pes", ()))
+        failures = self.gather(own, what)
+        failing = [rank for rank, failure in enumerate(failures) if failure is not None]
+        if not failing:
+            raise AssertionError(f"{what}: a PE voted no and gave no reason")
+        if self.size == 1:
+            raise error
+        reasons = {}
+        for rank in failing:
+            reasons.setdefault(failures[rank][1], []).append(rank)
+        lines = [f"{self.list_names(ranks)}: {reason}" for reason, ranks in reasons.items()]
+        cls = _class_of(failures[failing[0]][0])
+        raise cls(f"{what} failed on {len(failing)} of {self.size} PEs. " + "; ".join(lines)) from error
+
+    def list_names(self, ranks):
+        if len(ranks) == self.size and self.size > 2:
+            return "all PEs"
+        shown = ", ".join([self.names[rank] for rank in ranks[:8]])
+        return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+    def same(self, str what, value, explain):
+        """Raise `CollectiveError` on every PE unless all gave an equal `value`.
+
+        Parameters
+        ----------
+        what : str
+            The step, for the message.
+        value : object
+            Picklable and comparable.
+        explain : str
+            What to do about a difference.
+        """
+        values = self.gather(value, what)
+        if any(other != values[0] for other in values):
+            groups = {}
+            for rank, other in enumerate(values):
+                groups.setdefault(repr(other), []).append(rank)
+            parts = "; ".join(f"{self.list_names(ranks)}: {text}" for text, ranks in groups.items())
+            raise errors.CollectiveError(f"{what} differs between PEs. {parts}. {explain}")
+
+
+def _class_name(error):
+    """The nearest class of an error that the other PEs can make from a message."""
+    for cls in type(error).__mro__:
+        if _class_of(cls.__name__) is cls:
+            return cls.__name__
+    return "RuntimeError"
+
+
+def _class_of(name):
+    cls = getattr(errors, name, None) or getattr(builtins, name, None)
+    # Those whose constructor takes more than a message cannot travel.
+    if cls is None or not (isinstance(cls, type) and issubclass(cls, Exception)) or issubclass(cls, UnicodeError):
+        return RuntimeError
+    return cls

@@ -1,0 +1,595 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NVSHMEM backend: symmetric memory of GPUs, one PE per process.
+
+NVSHMEM ends or crashes the process on many misuses: collectives while PEs share a GPU without MPS, an allocation that does
+not fit, a malformed size setting, a call before the initialisation. Each is checked here first, on all PEs, and raised.
+Nothing is called through NVSHMEM's inline initialisation, only ``nvshmemx_hostlib_init_attr`` and ``_finalize``.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import contextlib
+import os
+import re
+import socket
+
+from .. import _nvshmem
+from .._settings import format_size
+from ..backend import ALGORITHMS
+from ..dtypes import DTYPES, OPS
+from ..errors import BackendError, HeapExhaustedError, NotAvailableError, PeerUnreachableError, SettingError
+from ..kernels import atomics as amo_kernels
+
+from .._driver cimport CHECK_CUDA, cuda
+from .._nvshmem cimport (
+    CHECK_NVSHMEM, init_attr_initializer, load_nvshmem, nvshmem, nvshmem_has, nvshmem_version, team_config_initializer,
+    uniqueid_initializer)
+from ..agreement cimport Agreement
+from ..backend cimport ALGO_AUTO, ALGO_NVSHMEM, Backend, TeamData
+from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
+from ..device cimport Device, cuda_device
+from ..libcuda cimport (
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
+from ..libnvshmem cimport (
+    NVSHMEM_STATUS_FULL_MPG, NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
+    NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_UNIQUEID,
+    nvshmem_team_config_t, nvshmem_team_t, nvshmemx_init_attr_t, nvshmemx_team_uniqueid_t, nvshmemx_uniqueid_t)
+from ..stream cimport borrow_stream
+from ..types cimport NVSYM_AMO_FETCH, NVSYM_DTYPE_COUNT
+
+# NVSHMEM reads these as sizes, and crashes on a text that is none.
+_SIZE_SETTINGS = (
+    "NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_MAX_MEMORY_PER_GPU", "NVSHMEM_CUMEM_GRANULARITY", "NVSHMEM_MAX_P2P_GPUS",
+)
+_SIZE = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?[bB]?")
+
+# Any of these set on any PE keeps nvsym from every multicast call.
+_MULTICAST_OFF = {
+    "NVSYM_DISABLE_MULTICAST": ("1", "true", "yes", "on"),
+    "NVSHMEM_DISABLE_NVLS": ("1", "true", "yes", "on"),
+    "NCCL_NVLS_ENABLE": ("0",),
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": ("1", "true", "yes", "on"),
+}
+
+cdef enum:
+    GRANULE    = 512 << 20      # what NVSHMEM's heap grows by, unless NVSHMEM_CUMEM_GRANULARITY says otherwise
+    HEADROOM   = 256 << 20      # left to NVSHMEM's own buffers and to the context
+    AMO_COUNT  = 8
+
+_AMO_NAMES = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
+
+
+cdef class NvshmemTeam(TeamData):
+    cdef nvshmem_team_t handle      # NVSHMEM_TEAM_INVALID where NVSHMEM cannot make it (PEs share a GPU without MPS)
+
+
+cdef class NvshmemBackend(Backend):
+    """Symmetric memory of GPUs over NVSHMEM."""
+    cdef CudaRuntime gpu
+    cdef int         ordinal
+    cdef CUstream    main               # the context's stream
+    cdef object      main_stream
+    cdef list        arenas             # (address, bytes)
+    cdef bint        limited            # PEs share a GPU without MPS: no collectives but the barriers of all PEs
+    cdef bint        started
+    cdef str         no_multicast
+    cdef list        _capabilities
+    cdef int         sharing            # PEs on this GPU
+    cdef nvshmemx_uniqueid_t uid        # NVSHMEM keeps a pointer to it
+    cdef CUmodule    amo_module
+    cdef CUfunction  amo[2][AMO_COUNT][2]   # by int or float, operation, 4 or 8 bytes
+    cdef void *      amo_result         # pinned
+
+    # ---- the job ----------------------------------------------------------------------------------------------------
+
+    cdef int start(self, Agreement agreement, object settings, size_t heap_size, object device) except -1:
+        self.name = "nvshmem"
+        self.my_pe, self.n_pes = agreement.rank, agreement.size
+        self.arenas = []
+        self._open(agreement)
+        self._choose_device(agreement, device)
+        self._check_settings(agreement)
+        self._check_room(agreement, heap_size)
+        self._initialize(agreement)
+        try:
+            self._add_arena(agreement, heap_size)
+        except BaseException:
+            self.stop(agreement)
+            raise
+        self._describe(agreement)
+        return 0
+
+    def _open(self, agreement):
+        """Both libraries, the same NVSHMEM on every PE, and nobody else's initialisation in the way."""
+        error = None
+        try:
+            self.runtime = self.gpu = get_cuda_runtime()
+            load_nvshmem()
+            if nvshmem.nvshmemx_init_status() != 0:
+                raise BackendError("NVSHMEM has been initialised in this process by another library (PyTorch's symmetric memory, "
+                                   "nvshmem4py): there can be one initialisation; begin the nvsym job first")
+        except Exception as e:
+            error = e
+        agreement.vote("opening CUDA and NVSHMEM", error)
+        agreement.same("the version of NVSHMEM", _nvshmem.library_info().version, "Install one version on every node")
+
+    def _choose_device(self, agreement, device):
+        from mpi4py import MPI
+        node = agreement.comm.Split_type(MPI.COMM_TYPE_SHARED, key=agreement.rank)
+        ranks = node.allgather(agreement.rank)
+        rank, size = node.Get_rank(), node.Get_size()
+        node.Free()
+        error = None
+        cdef Device chosen = None
+        mps = 0
+        try:
+            ordinal = rank % self.gpu.n_devices if device is None else device
+            if isinstance(ordinal, Device):
+                if ordinal.is_host:
+                    raise ValueError("device: the NVSHMEM backend needs a GPU, not host memory")
+                ordinal = ordinal.ordinal
+            if isinstance(ordinal, bool) or not isinstance(ordinal, int):
+                raise TypeError(f"device: expected a Device or a GPU's number, not {type(device).__name__}")
+            self.ordinal = ordinal
+            chosen = cuda_device(ordinal, self.my_pe)
+            self.gpu.use(ordinal)
+            mps = self._attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
+        except Exception as e:
+            error = e
+        agreement.vote("choosing a GPU", error)
+        off = [f"{name}={os.environ[name]}" for name, values in _MULTICAST_OFF.items()
+               if os.environ.get(name, "").strip().lower() in values]
+        rows = agreement.gather((ranks[0], size, socket.gethostname(), chosen.uuid, chosen.name, ordinal, off),
+                                "comparing the GPUs of the PEs")
+        leaders = sorted({row[0] for row in rows})
+        self.nodes = [leaders.index(row[0]) for row in rows]
+        if len({row[1] for row in rows}) > 1:
+            raise NotAvailableError("NVSHMEM needs the same number of PEs on every node, found " + ", ".join(
+                f"{rows[leader][1]} on {rows[leader][2]}" for leader in leaders))
+        self.devices = [cuda_device(ordinal, pe) if pe == self.my_pe else _remote_device(row, pe)
+                        for pe, row in enumerate(rows)]
+        self.device = self.devices[self.my_pe]
+        self.sharing = sum(1 for row in rows if row[3] == chosen.uuid)
+        disabled = [f"{text} on PE {pe}" for pe, row in enumerate(rows) for text in row[6]]
+        self.no_multicast = f"disabled by {disabled[0]}" if disabled else None
+
+    cdef int _attribute(self, int attribute) except -1:
+        cdef int value = 0, handle = 0
+        CHECK_CUDA(cuda.cuDeviceGet(&handle, self.ordinal), b"cuDeviceGet")
+        # An attribute that the driver does not know counts as absent.
+        if cuda.cuDeviceGetAttribute(&value, attribute, handle) != 0:
+            return 0
+        return value
+
+    def _check_settings(self, agreement):
+        error = None
+        for name in _SIZE_SETTINGS:
+            text = os.environ.get(name)
+            if text is not None and _SIZE.fullmatch(text.strip()) is None:
+                error = SettingError(f"{name}={text!r} is not a size (NVSHMEM crashes on it); write such as 512M")
+        agreement.vote("reading NVSHMEM's settings", error)
+
+    def _check_room(self, agreement, size_t heap_size):
+        """That the heap fits into the free memory of every GPU: NVSHMEM would end the process where it does not."""
+        cdef size_t room = 0, total = 0
+        error = None
+        try:
+            self.gpu.use(self.ordinal)
+            CHECK_CUDA(cuda.cuMemGetInfo(&room, &total), b"cuMemGetInfo")
+            needed = (heap_size + -heap_size % GRANULE + HEADROOM) * self.sharing
+            if needed > room:
+                raise HeapExhaustedError(
+                    f"{format_size(heap_size)} of symmetric heap for each of {self.sharing} PEs on {self.device.name} take up to "
+                    f"{format_size(needed)}, and {format_size(room)} of {format_size(total)} are free. "
+                    "NVSYM_HEAP_SIZE or init(heap_size=) asks for less")
+        except Exception as e:
+            error = e
+        agreement.vote("looking for room for the symmetric heap", error)
+
+    def _initialize(self, agreement):
+        cdef nvshmemx_init_attr_t attr
+        cdef int status = 0
+        error = None
+        uniqueid_initializer(&self.uid)
+        try:
+            if self.my_pe == 0:
+                CHECK_NVSHMEM(nvshmem.nvshmemx_get_uniqueid(&self.uid), b"nvshmemx_get_uniqueid")
+        except Exception as e:
+            error = e
+        agreement.vote("making NVSHMEM's unique id", error)
+        identifier = agreement.gather((<char *> &self.uid)[:sizeof(self.uid)] if self.my_pe == 0 else b"",
+                                      "sending NVSHMEM's unique id")[0]
+        memcpy(&self.uid, <const char *> identifier, sizeof(self.uid))
+        init_attr_initializer(&attr, self.ordinal)
+        try:
+            CHECK_NVSHMEM(nvshmem.nvshmemx_set_attr_uniqueid_args(self.my_pe, self.n_pes, &self.uid, &attr),
+                          b"nvshmemx_set_attr_uniqueid_args")
+        except Exception as e:
+            error = e
+        agreement.vote("preparing NVSHMEM", error)
+        # Since 3.8 NVSHMEM narrows the CPU mask of the process; whoever wants that says so.
+        cores = os.sched_getaffinity(0) if "NVSHMEM_CPU_AFFINITY" not in os.environ else None
+        try:
+            self.gpu.use(self.ordinal)
+            with nogil:
+                status = nvshmem.nvshmemx_hostlib_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attr)
+            CHECK_NVSHMEM(status, b"nvshmemx_hostlib_init_attr")
+            status = nvshmem.nvshmemx_init_status()
+            if status < NVSHMEM_STATUS_IS_INITIALIZED:
+                raise BackendError(f"NVSHMEM said that it was initialised, and is in state {status}")
+            if nvshmem.nvshmem_my_pe() != self.my_pe or nvshmem.nvshmem_n_pes() != self.n_pes:
+                raise BackendError(f"NVSHMEM calls this PE {nvshmem.nvshmem_my_pe()} of {nvshmem.nvshmem_n_pes()}, "
+                                   f"MPI {self.my_pe} of {self.n_pes}")
+        except Exception as e:
+            error = e
+        finally:
+            if cores is not None:
+                os.sched_setaffinity(0, cores)
+        agreement.vote("initialising NVSHMEM", error)
+        self.started = True
+        self.limited = any(agreement.gather(status == NVSHMEM_STATUS_LIMITED_MPG, "comparing the state of NVSHMEM"))
+        self.main = self.gpu.stream_create(self.ordinal)
+        self.stream = self.main_stream = borrow_stream(self.device, self.main)
+
+    def _describe(self, agreement):
+        cdef int pe
+        reachable = [pe for pe in range(self.n_pes) if self.peer_ptr(self.arena_base(0), pe) != NULL]
+        nodes = len(set(self.nodes))
+        shared = self.sharing > 1
+        why_multicast = self.no_multicast
+        if why_multicast is None and shared:
+            why_multicast = "PEs share a GPU"
+        if why_multicast is None and nvshmem.nvshmemx_mc_ptr(NVSHMEM_TEAM_WORLD, self.arena_base(0)) == NULL:
+            why_multicast = "NVSHMEM has no multicast address for the heap (GPUs, driver or fabric do not support it)"
+            self.no_multicast = why_multicast
+        self._capabilities = [
+            ("peer_memory", len(reachable) == self.n_pes, f"{len(reachable)} of {self.n_pes} PEs are addressable by load and store"),
+            ("several_nodes", nodes > 1, f"{nodes} nodes" if nodes > 1 else "all PEs are on one node"),
+            ("gpu_of_its_own", not shared, f"{self.sharing} PEs share this GPU" if shared else "no other PE uses this GPU"),
+            ("collectives", not self.limited, _LIMITED if self.limited else
+             "PEs share GPUs under MPS" if shared else "every PE has a GPU"),
+            ("multicast", why_multicast is None, why_multicast or "the heap has a multicast address"),
+        ]
+
+    cdef int stop(self, Agreement agreement) except -1:
+        if not self.started:
+            return 0
+        self.gpu.use(self.ordinal)
+        self.gpu.drain_all(self.ordinal)
+        for address, nbytes in self.arenas:
+            self._free(address)
+        self.arenas = []
+        if self.amo_module != NULL:
+            CHECK_CUDA(cuda.cuModuleUnload(self.amo_module), b"cuModuleUnload")
+            self.amo_module = NULL
+            self.gpu.dealloc_pinned(self.amo_result)
+        self.started = False
+        with nogil:
+            nvshmem.nvshmemx_hostlib_finalize()
+        if self.main != NULL:
+            self.gpu.stream_destroy(self.main)
+            self.main = NULL
+        return 0
+
+    def _free(self, size_t address):
+        with nogil:
+            nvshmem.nvshmem_free(<void *> address)
+
+    cdef int set_exiting(self, int stage) except -1:
+        return 0
+
+    cdef int set_failed(self, str reason) except -1:
+        return 0
+
+    cdef int check_peers(self) except -1:
+        return 0    # a PE that dies takes its launcher's job with it
+
+    cdef list capabilities(self):
+        return self._capabilities
+
+    cdef int check_host_call(self) except -1:
+        if self.gpu.any_capturing():
+            raise BackendError("a stream is being captured into a CUDA graph: allocation, free, collect, team calls and finalize "
+                               "cannot be captured; make them before or after the capture")
+        return 0
+
+    # ---- the heap ---------------------------------------------------------------------------------------------------
+
+    cdef int arena_count(self) except -1:
+        return len(self.arenas)
+
+    cdef char *arena_base(self, int arena) except NULL:
+        return <char *> <size_t> self.arenas[arena][0]
+
+    cdef size_t arena_size(self, int arena) except 0:
+        return self.arenas[arena][1]
+
+    def _add_arena(self, agreement, size_t nbytes):
+        """An arena of the same size on every PE; the caller has made sure that it fits."""
+        cdef void *address
+        self.gpu.use(self.ordinal)
+        with nogil:
+            address = nvshmem.nvshmem_malloc(nbytes)
+        error = None
+        if address == NULL:
+            error = HeapExhaustedError(f"nvshmem_malloc({nbytes}) returned NULL; with NVSHMEM_DISABLE_CUDA_VMM=1 "
+                                       "NVSHMEM_SYMMETRIC_SIZE bounds the heap")
+        agreement.vote("allocating an arena of the symmetric heap", error)
+        self.arenas.append((<size_t> address, nbytes))
+
+    cdef int grow(self, Agreement agreement, size_t nbytes) except -1:
+        cdef size_t room = 0, total = 0
+        cdef size_t wanted = nbytes + -nbytes % GRANULE
+        self.gpu.use(self.ordinal)
+        CHECK_CUDA(cuda.cuMemGetInfo(&room, &total), b"cuMemGetInfo")
+        fits = (wanted + GRANULE + HEADROOM) * self.sharing <= room
+        if not all(agreement.gather(bool(fits), "looking for room for another arena")):
+            return 0
+        self._add_arena(agreement, wanted)
+        return 1
+
+    cdef int commit(self, int arena, size_t end) except -1:
+        return 0    # an arena is memory from the beginning
+
+    cdef object memory_keeper(self):
+        return None
+
+    cdef void *peer_ptr(self, const void *ptr, int pe) noexcept nogil:
+        return nvshmem.nvshmem_ptr(ptr, pe)
+
+    cdef void *multicast_ptr(self, TeamData team, const void *ptr) except? NULL:
+        if self.no_multicast is not None or (<NvshmemTeam> team).handle == NVSHMEM_TEAM_INVALID:
+            return NULL
+        return nvshmem.nvshmemx_mc_ptr((<NvshmemTeam> team).handle, ptr)
+
+    # ---- one-sided --------------------------------------------------------------------------------------------------
+
+    cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
+        self.gpu.use(self.ordinal)
+        with nogil:
+            nvshmem.nvshmemx_putmem_on_stream(dest, src, nbytes, pe, stream)
+        return self.gpu.mark(stream)
+
+    cdef int get(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
+        self.gpu.use(self.ordinal)
+        with nogil:
+            nvshmem.nvshmemx_getmem_on_stream(dest, src, nbytes, pe, stream)
+        return self.gpu.mark(stream)
+
+    cdef void *reachable(self, const void *ptr, int pe, str name) except NULL:
+        cdef void *there = nvshmem.nvshmem_ptr(ptr, pe)
+        if there == NULL:
+            raise PeerUnreachableError(f"{name}: the memory of PE {pe} cannot be addressed from PE {self.my_pe}, so the other side "
+                                       "must be a SHMEMBuffer, not host memory", [pe])
+        return there
+
+    cdef int put_from_host(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
+        return self.gpu.copy(self.ordinal, self.reachable(dest, pe, "source"), src, nbytes, stream, keep)
+
+    cdef int get_to_host(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
+        return self.gpu.copy(self.ordinal, dest, self.reachable(src, pe, "dest"), nbytes, stream, keep)
+
+    cdef int put_signal(self, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
+                        void *stream, object keep) except -1:
+        self.gpu.use(self.ordinal)
+        with nogil:
+            nvshmem.nvshmemx_putmem_signal_on_stream(dest, src, nbytes, sig, value, op, pe, stream)
+        return self.gpu.mark(stream)
+
+    cdef int signal_op(self, uint64_t *sig, uint64_t value, int op, int pe, void *stream, object keep) except -1:
+        self.gpu.use(self.ordinal)
+        with nogil:
+            nvshmem.nvshmemx_signal_op_on_stream(sig, value, op, pe, stream)
+        return self.gpu.mark(stream)
+
+    cdef int signal_wait(self, uint64_t *sig, int cmp, uint64_t value, void *stream, object keep) except -1:
+        self.not_limited("signal_wait_until")
+        self.gpu.use(self.ordinal)
+        with nogil:
+            nvshmem.nvshmemx_signal_wait_until_on_stream(sig, cmp, value, stream)
+        return self.gpu.mark(stream)
+
+    cdef int fence(self, void *stream) except -1:
+        return self.quiet(stream)   # NVSHMEM has no fence on a stream
+
+    cdef int quiet(self, void *stream) except -1:
+        self.gpu.use(self.ordinal)
+        with nogil:
+            nvshmem.nvshmemx_quiet_on_stream(stream)
+        return self.gpu.mark(stream)
+
+    cdef int atomic(self, int amo, int dtype, void *dest, const void *operand, const void *cond, void *result,
+                    int pe) except -1:
+        cdef uint64_t value = 0, expected = 0
+        cdef void *there = nvshmem.nvshmem_ptr(dest, pe)
+        cdef void *out = NULL
+        element = DTYPES[dtype]
+        cdef int size = element.itemsize
+        cdef void *arguments[4]
+        if there == NULL:
+            raise PeerUnreachableError(f"atomic operations need memory that can be addressed, and that of PE {pe} cannot be from PE "
+                                       f"{self.my_pe}", [pe])
+        self.gpu.use(self.ordinal)
+        if self.amo_module == NULL:
+            self.load_atomics()
+        if operand != NULL:
+            memcpy(&value, operand, size)
+        if cond != NULL:
+            memcpy(&expected, cond, size)
+        if result != NULL:
+            out = self.amo_result
+        arguments[0], arguments[1], arguments[2], arguments[3] = &there, &value, &expected, &out
+        cdef CUfunction function = self.amo[element.kind == "float"][amo][size == 8]
+        cdef CUstream stream = self.main
+        with nogil:
+            CHECK_CUDA(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+        self.gpu.mark(stream)
+        if result != NULL:
+            with nogil:
+                CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
+            memcpy(result, self.amo_result, size)
+        return 0
+
+    cdef int load_atomics(self) except -1:
+        cdef CUmodule module = NULL
+        text = amo_kernels.ptx()
+        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> text), b"cuModuleLoadData")
+        for op, kind, size in amo_kernels.ENTRIES:
+            name = amo_kernels.entry_name(op, kind, size).encode()
+            CHECK_CUDA(cuda.cuModuleGetFunction(&self.amo[kind == "float"][<int> _AMO_NAMES.index(op)][size == 8], module,
+                                                <const char *> name), b"cuModuleGetFunction")
+        self.amo_result = self.gpu.alloc_pinned(self.ordinal, 16)
+        self.amo_module = module
+        return 0
+
+    # ---- teams and collectives --------------------------------------------------------------------------------------
+
+    cdef int not_limited(self, str what) except -1:
+        if self.limited:
+            raise NotAvailableError(f"{what}: {_LIMITED}")
+        return 0
+
+    cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe):
+        cdef NvshmemTeam team = NvshmemTeam.__new__(NvshmemTeam)
+        cdef nvshmem_team_config_t config
+        cdef nvshmemx_team_uniqueid_t identifier = 0
+        cdef int status, n = len(pes), index = my_pe
+        team.set_members(pes, my_pe)
+        if n == self.n_pes and list(pes) == list(range(n)):
+            team.handle = NVSHMEM_TEAM_WORLD
+            return team
+        if self.limited:
+            team.handle = NVSHMEM_TEAM_INVALID      # a set of PEs all the same; its collectives raise
+            return team
+        error = None
+        try:
+            if my_pe == 0:
+                CHECK_NVSHMEM(nvshmem.nvshmemx_team_get_uniqueid(&identifier), b"nvshmemx_team_get_uniqueid")
+        except Exception as e:
+            error = e
+        agreement.vote("making a team's unique id", error)
+        team_config_initializer(&config)
+        config.uniqueid = agreement.gather(int(identifier), "sending a team's unique id")[0]
+        try:
+            self.gpu.use(self.ordinal)
+            with nogil:
+                status = nvshmem.nvshmemx_team_init(&team.handle, &config, NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, n, index)
+            CHECK_NVSHMEM(status, b"nvshmemx_team_init")
+            if team.handle == NVSHMEM_TEAM_INVALID:
+                raise BackendError("NVSHMEM made no team (NVSHMEM_MAX_TEAMS bounds their number)")
+        except Exception as e:
+            error = e
+        agreement.vote("making a team", error)
+        return team
+
+    cdef int destroy_team(self, TeamData team) except -1:
+        cdef nvshmem_team_t handle = (<NvshmemTeam> team).handle
+        if handle != NVSHMEM_TEAM_WORLD and handle != NVSHMEM_TEAM_INVALID and self.started:
+            self.gpu.use(self.ordinal)
+            with nogil:
+                nvshmem.nvshmem_team_destroy(handle)
+        (<NvshmemTeam> team).handle = NVSHMEM_TEAM_INVALID
+        return 0
+
+    cdef nvshmem_team_t handle_of(self, TeamData team, str what) except? -2:
+        self.not_limited(what)
+        self.gpu.use(self.ordinal)
+        return (<NvshmemTeam> team).handle
+
+    cdef int barrier(self, TeamData team, bint complete, void *stream) except -1:
+        cdef nvshmem_team_t handle = (<NvshmemTeam> team).handle
+        cdef int status = 0
+        self.gpu.use(self.ordinal)
+        if self.limited and self.gpu.capturing(stream):
+            self.not_limited("a barrier in a CUDA graph")
+        if handle == NVSHMEM_TEAM_WORLD:
+            with nogil:
+                if complete:
+                    nvshmem.nvshmemx_barrier_all_on_stream(stream)
+                else:
+                    nvshmem.nvshmemx_sync_all_on_stream(stream)
+        else:
+            self.not_limited("barrier of a team" if complete else "sync of a team")
+            with nogil:
+                if complete:
+                    status = nvshmem.nvshmemx_barrier_on_stream(handle, stream)
+                else:
+                    status = nvshmem.nvshmemx_team_sync_on_stream(handle, stream)
+            CHECK_NVSHMEM(status, b"nvshmemx_barrier_on_stream" if complete else b"nvshmemx_team_sync_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef int broadcast(self, TeamData team, void *dest, const void *src, size_t nbytes, int root, void *stream,
+                       object keep) except -1:
+        cdef nvshmem_team_t handle = self.handle_of(team, "broadcast")
+        cdef int status
+        with nogil:
+            status = nvshmem.nvshmemx_broadcastmem_on_stream(handle, dest, src, nbytes, root, stream)
+        CHECK_NVSHMEM(status, b"nvshmemx_broadcastmem_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef int fcollect(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
+        cdef nvshmem_team_t handle = self.handle_of(team, "fcollect")
+        cdef int status
+        with nogil:
+            status = nvshmem.nvshmemx_fcollectmem_on_stream(handle, dest, src, nbytes, stream)
+        CHECK_NVSHMEM(status, b"nvshmemx_fcollectmem_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef int alltoall(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
+        cdef nvshmem_team_t handle = self.handle_of(team, "alltoall")
+        cdef int status
+        with nogil:
+            status = nvshmem.nvshmemx_alltoallmem_on_stream(handle, dest, src, nbytes, stream)
+        CHECK_NVSHMEM(status, b"nvshmemx_alltoallmem_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef int reduce(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
+                    void *stream, object keep) except -1:
+        cdef nvshmem_team_t handle = self.handle_of(team, "reduce")
+        cdef int status
+        if count == 0:
+            return 0
+        with nogil:
+            status = nvshmem.reduce_on_stream[dtype][op](handle, dest, src, count, stream)
+        CHECK_NVSHMEM(status, b"nvshmemx_reduce_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
+                           void *stream, object keep) except -1:
+        cdef nvshmem_team_t handle = self.handle_of(team, "reducescatter")
+        cdef int status
+        if count == 0:
+            return 0
+        with nogil:
+            status = nvshmem.reducescatter_on_stream[dtype][op](handle, dest, src, count, stream)
+        CHECK_NVSHMEM(status, b"nvshmemx_reducescatter_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef object why_no_reduce(self, int dtype, int op, int algorithm):
+        if algorithm != ALGO_AUTO and algorithm != ALGO_NVSHMEM:
+            return "on GPUs this version reduces by NVSHMEM alone"
+        if nvshmem.reduce_on_stream[dtype][op] == NULL:
+            return f"NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}"
+        return None
+
+    cdef int fail(self, TeamData team, int kind, str reason) except -1:
+        return 0    # the others have enqueued their part already
+
+
+_LIMITED = ("PEs share a GPU without MPS, where NVSHMEM has no collectives but barrier_all and sync_all, and no wait for "
+            "signals. Start MPS (nvidia-cuda-mps-control -d, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of at most 100 / PEs), or give "
+            "each PE a GPU")
+
+
+def _remote_device(row, int pe):
+    """The device of another PE, as it is seen from here: the same GPU under any number, or one of another process."""
+    cdef Device device = Device.__new__(Device)
+    device.runtime = get_cuda_runtime()
+    device.pe = pe
+    device.ordinal = row[5]
+    device.uuid = row[3]
+    device.name = row[4]
+    device.dlpack_type = 2
+    return device

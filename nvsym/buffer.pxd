@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+from .heap cimport Allocation
+from .job cimport Job
+
+cdef class SHMEMBuffer:
+    cdef Job        job
+    cdef Allocation block
+    cdef char *     ptr         # this PE's copy, the symmetric address
+    cdef size_t     count       # elements
+    cdef size_t     item        # bytes of an element
+    cdef int        type_id     # enum nvsym_dtype
+    cdef object     element     # nvsym.dtypes.DType
+    cdef object     keep        # what an adopted buffer's memory belongs to
+    cdef bint       is_view
+    cdef object     __weakref__
+
+    cdef int check(self) except -1
+    cdef int stream_of(self, object stream, void **ptr) except -1
+    cdef SHMEMBuffer alias(self, size_t start, size_t count)
+    cdef int bind(self, Job job, Allocation block, object element, size_t count) except -1
+    cdef int fill_now(self, object pattern) except -1
+    cdef int copy_host(self, object other, str name, object stream, bint out) except -1
+
+# A live SHMEMBuffer that an argument must be.
+cdef SHMEMBuffer as_buffer(object obj, str name)

@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SHMEMBuffer[dtype]`: a typed buffer on the symmetric heap, at the same offset on every PE."""
+
+from cpython.buffer cimport PyObject_GetBuffer
+from libc.stdint cimport int64_t
+
+import numpy as np
+
+from .dtypes import as_dtype
+from .errors import FreedBufferError, MulticastUnsupportedError, PeerUnreachableError
+
+from .heap cimport Allocation
+from .job cimport Job, current_job
+from .memory cimport Buffer, HostArray, array_over, export_array, host_array, make_buffer
+from .stream cimport stream_ptr
+from .team cimport Team, as_team
+
+cdef dict _classes = {}     # DType -> the class of its buffers
+
+
+cdef class SHMEMBuffer:
+    """A buffer of `n` elements on the symmetric heap.
+
+    ``SHMEMBuffer[dtype]`` is the class of the buffers of one element type: ``SHMEMBuffer["float32"](1024)``. Making one is
+    collective: every PE of the job makes it, with the same element type and length. The contents are not initialised.
+
+    Parameters
+    ----------
+    n : int
+        Elements; 0 is allowed.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Also of the class.
+    itemsize, nbytes : int
+        Bytes of one element, and of all.
+    device : Device
+        Where this PE's copy lives.
+    is_freed : bool
+
+    Raises
+    ------
+    CollectiveError
+        On every PE, if the PEs ask for different element types or lengths.
+    HeapExhaustedError
+        On every PE, if there is no room on one.
+    TypeError, ValueError
+        For an `n` that is no number of elements; on every PE.
+    """
+
+    device_type = "symmetric"
+
+    def __class_getitem__(cls, dtype):
+        element = as_dtype(dtype)
+        found = _classes.get(element)
+        if found is None:
+            name = f"SHMEMBuffer[{element.name}]"
+            found = type(name, (SHMEMBuffer,), {
+                "__slots__": (), "__module__": "nvsym", "__qualname__": name, "__doc__": SHMEMBuffer.__doc__,
+                "_element": element, "dtype": element.numpy, "itemsize": element.itemsize,
+            })
+            found = _classes.setdefault(element, found)
+        if cls is not SHMEMBuffer and cls is not found:
+            raise TypeError(f"{cls.__name__} has its element type already")
+        return found
+
+    def __init__(self, n):
+        if self.block is not None:
+            raise TypeError("a SHMEMBuffer cannot be initialised twice")
+        allocate(self, n, None)
+
+    @classmethod
+    def zeros(cls, n):
+        """A buffer of zeros on every PE; collective. No PE returns before all are zero."""
+        return cls.full(n, 0)
+
+    @classmethod
+    def full(cls, n, value):
+        """A buffer with `value` in each element on every PE; collective. The PEs may give different values.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            On every PE, if a value is none of the element type.
+        """
+        cdef SHMEMBuffer buffer = _new(cls)
+        error = None
+        try:
+            pattern = np.full(1, value, cls.dtype)
+        except Exception as e:
+            error = e
+        allocate(buffer, n, error)
+        buffer.fill_now(pattern)
+        buffer.job.agreement.vote("filling a new buffer")
+        return buffer
+
+    @classmethod
+    def from_numpy(cls, array):
+        """A buffer with the contents of this PE's `array`; collective. All arrays have the same length.
+
+        Parameters
+        ----------
+        array : array
+            C-contiguous, in host memory, of the element type of the class.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On every PE, if an array is not of this form.
+        """
+        cdef SHMEMBuffer buffer = _new(cls)
+        cdef HostArray host = HostArray()
+        error = None
+        n = 0
+        try:
+            n = np.asarray(array).size
+            host_array(host, "array", array, cls._element, n, False)
+        except Exception as e:
+            error = e
+        allocate(buffer, n, error)
+        buffer.job.backend.runtime.copy_now(buffer.job.backend.device.ordinal, buffer.ptr, host.ptr, host.nbytes)
+        buffer.job.agreement.vote("filling a new buffer")
+        return buffer
+
+    @classmethod
+    def adopt(cls, ptr, n, *, owner=None):
+        """A buffer over symmetric memory that exists; not collective.
+
+        Parameters
+        ----------
+        ptr : int
+            This PE's symmetric address. For operations on other PEs it must be the same place on all.
+        n : int
+            Elements.
+        owner : object, optional
+            Kept alive by the buffer. The memory stays its own: `free` only ends the use of this buffer.
+
+        Raises
+        ------
+        ValueError
+            If the range is not inside the symmetric heap, or not aligned to the element.
+        """
+        cdef SHMEMBuffer buffer = _new(cls)
+        cdef Job job = current_job()
+        cdef size_t address = ptr
+        cdef int64_t count = n
+        cdef int arena
+        cdef size_t base, nbytes
+        if count < 0:
+            raise ValueError(f"n: {count} elements")
+        nbytes = count * cls.itemsize
+        if address % <size_t> cls.itemsize:
+            raise ValueError(f"ptr: {address:#x} is not aligned to {cls.itemsize} bytes, the size of {cls._element.name}")
+        for arena in range(job.backend.arena_count()):
+            base = <size_t> job.backend.arena_base(arena)
+            if base <= address and nbytes <= job.backend.arena_size(arena) - min(address - base, job.backend.arena_size(arena)):
+                break
+        else:
+            raise ValueError(f"ptr: {nbytes} bytes at {address:#x} are not in the symmetric heap")
+        cdef Allocation block = Allocation.__new__(Allocation)
+        block.heap = job.heap
+        block.noted = True      # not of the allocator: nothing to give back
+        block.id = -1
+        block.nbytes = nbytes
+        block.ptr = <char *> address
+        buffer.bind(job, block, cls._element, count)
+        buffer.keep = owner
+        return buffer
+
+    @classmethod
+    def get_type_name(cls):
+        """``"SHMEMBuffer[float32]"``."""
+        return f"SHMEMBuffer[{_element_of(cls).name}]"
+
+    def __len__(self):
+        return self.count
+
+    @property
+    def nbytes(self):
+        return self.count * self.item
+
+    @property
+    def device(self):
+        return None if self.job is None else self.job.backend.device
+
+    @property
+    def is_freed(self):
+        return self.block is None or self.block.freed or self.block.heap.closed is not None
+
+    def unsafe_ptr(self):
+        """The address of this PE's copy, as an int: the symmetric address that kernels take."""
+        self.check()
+        return <size_t> self.ptr
+
+    def __getitem__(self, key):
+        """``b[i:j]``: a view of the same memory, symmetric like it. Step 1 only."""
+        cdef Py_ssize_t start, stop, step
+        self.check()
+        if not isinstance(key, slice):
+            raise TypeError(f"a SHMEMBuffer takes a slice, not {key!r}; b[i:i+1] is one element, to_numpy() gives values")
+        start, stop, step = key.indices(self.count)
+        if step != 1:
+            raise ValueError(f"step: a slice of a SHMEMBuffer has step 1, not {step}")
+        return self.alias(start, max(stop - start, 0))
+
+    def enqueue_copy_to(self, dst, *, stream=None):
+        """Copy the whole buffer to host memory, in the order of `stream`.
+
+        Parameters
+        ----------
+        dst : int, HostBuffer or array
+            An address with room for `nbytes`, or a C-contiguous writable array of the same element type and length
+            (buffer protocol or DLPack). It is kept alive until the copy is done; an address is the caller's to keep.
+        stream : stream, optional
+            Default: that of the context.
+
+        Raises
+        ------
+        TypeError
+            For another element type or a wrong kind of object.
+        ValueError
+            For another length, a layout that is not contiguous, or a read-only destination. Nothing is enqueued.
+        """
+        self.copy_host(dst, "dst", stream, True)
+
+    def enqueue_copy_from(self, src, *, stream=None):
+        """Overwrite the whole buffer from host memory, in the order of `stream`.
+
+        Parameters
+        ----------
+        src : int, HostBuffer or array
+            As for `enqueue_copy_to`, but it may be read-only. Do not change it before the copy is done.
+        stream : stream, optional
+            Default: that of the context.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for `enqueue_copy_to`.
+        """
+        self.copy_host(src, "src", stream, False)
+
+    def to_numpy(self):
+        """A new NumPy array with the contents, after what this PE enqueued on its default stream is done."""
+        self.check()
+        array = np.empty(self.count, self.element.numpy)
+        self.job.backend.runtime.stream_drain(self.job.backend.stream.ptr)
+        self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, <void *> <size_t> array.ctypes.data, self.ptr,
+                                          self.count * self.item)
+        return array
+
+    def fill(self, value, stream=None):
+        """Set every element to `value`, in the order of `stream`.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If the value is none of the element type.
+        """
+        cdef void *ptr = NULL
+        self.check()
+        self.stream_of(stream, &ptr)
+        pattern = np.full(self.count, value, self.element.numpy)
+        self.job.backend.runtime.copy(self.job.backend.device.ordinal, self.ptr, <void *> <size_t> pattern.ctypes.data,
+                                      self.count * self.item, ptr, (self, pattern))
+
+    def peer(self, int pe):
+        """A `Buffer` over the copy of another PE.
+
+        Raises
+        ------
+        ValueError
+            If there is no such PE.
+        PeerUnreachableError
+            If its memory cannot be addressed from here.
+        """
+        self.check()
+        if not 0 <= pe < self.job.n_pes:
+            raise ValueError(f"pe: {pe} is not in 0..{self.job.n_pes - 1}")
+        cdef void *ptr = self.job.backend.peer_ptr(self.ptr, pe)
+        if ptr == NULL:
+            raise PeerUnreachableError(
+                f"the memory of PE {pe} ({self.job.agreement.names[pe]}) cannot be addressed from PE {self.job.my_pe} "
+                f"({self.job.agreement.names[self.job.my_pe]}), which is on another node; use put and get", [pe])
+        return make_buffer(self.job.backend.devices[pe], self.element, (self.count,), ptr, self.block,
+                           self.job.backend.memory_keeper())
+
+    def multicast(self, team=None):
+        """A `Buffer` over the multicast alias of the buffer: a store goes to all PEs of `team`, a load reduces over them.
+
+        Raises
+        ------
+        MulticastUnsupportedError
+            With the reason.
+        """
+        self.check()
+        cdef Team t = as_team(team, "team")
+        cdef Buffer buffer
+        t.check()
+        cdef void *ptr = self.job.backend.multicast_ptr(t.data, self.ptr)
+        if ptr != NULL:
+            buffer = make_buffer(self.job.backend.device, self.element, (self.count,), ptr, self.block,
+                                 self.job.backend.memory_keeper())
+            buffer.no_host_access = "a multicast address is for kernels: the host and copies must not touch it"
+            return buffer
+        for name, supported, reason in self.job.backend.capabilities():
+            if name == "multicast":
+                raise MulticastUnsupportedError(f"no multicast alias: {reason}")
+
+    def free(self):
+        """Give the memory back; collective: every PE frees the same buffer.
+
+        The buffer and its views raise on use from now on. Arrays of other libraries over the memory stay valid: the memory
+        is only handed out again when they are gone, and what was enqueued on it is done, on every PE.
+
+        Raises
+        ------
+        FreedBufferError
+            On every PE, if it was freed before.
+        ValueError
+            On every PE, for a view.
+        CollectiveError
+            On every PE, if the PEs free different buffers.
+        """
+        cdef Job job = current_job() if self.job is None else self.job
+        if job.heap.closed is not None:
+            current_job()
+            self.block.check()
+        if self.block is not None and self.block.id == -1:
+            self.block.check()
+            self.block.freed = True
+            self.keep = None
+            return
+        error = None
+        try:
+            if self.is_view:
+                raise ValueError("a view cannot be freed; free the buffer that it is a view of")
+            self.check()
+            job.backend.check_host_call()
+        except Exception as e:
+            error = e
+        job.heap.free_block(self.block, error)
+
+    def __enter__(self):
+        self.check()
+        return self
+
+    def __exit__(self, cls, value, trace):
+        # After an exception the other PEs may be elsewhere: the buffer is dropped instead, and settled later.
+        if cls is None and not self.is_freed:
+            self.free()
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        self.check()
+        if not self.job.backend.device.is_host:
+            raise BufferError("memory of a GPU has no buffer protocol; use to_numpy(), DLPack or __cuda_array_interface__")
+        PyObject_GetBuffer(array_over(self.block, self.job.backend.memory_keeper(), self.ptr, self.element,
+                                      (self.count,), False), view, flags)
+
+    def __array__(self, dtype=None, copy=None):
+        self.check()
+        if self.job.backend.device.is_host:
+            array = array_over(self.block, self.job.backend.memory_keeper(), self.ptr, self.element, (self.count,), False)
+            if copy:
+                array = array.copy()
+        elif copy is False:
+            raise ValueError("memory of a GPU cannot be seen as a NumPy array without a copy")
+        else:
+            array = self.to_numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.check()
+        return export_array(self.block, self.job.backend.memory_keeper(), self.ptr, self.element, (self.count,),
+                            self.job.backend.device, False, max_version, dl_device, copy)
+
+    def __dlpack_device__(self):
+        self.check()
+        return (self.job.backend.device.dlpack_type, max(self.job.backend.device.ordinal, 0))
+
+    def __repr__(self):
+        cdef str name = type(self).__name__
+        if self.block is None:
+            return f"<{name}, not made>"
+        if self.is_freed:
+            return f"<{name}({self.count}), freed>"
+        return f"<{name}({self.count}){' view' if self.is_view else ''} at {<size_t> self.ptr:#x} on {self.device!r}>"
+
+    def __reduce__(self):
+        raise TypeError("a SHMEMBuffer is memory of a job and cannot be pickled or copied; pickle its to_numpy()")
+
+    cdef int check(self) except -1:
+        if self.block is None:
+            raise FreedBufferError("the buffer was never made: its allocation failed")
+        return self.block.check()
+
+    cdef int stream_of(self, object stream, void **ptr) except -1:
+        if stream is None:
+            ptr[0] = self.job.backend.stream.ptr
+            return 0
+        return stream_ptr(stream, self.job.backend.device, ptr)
+
+    cdef SHMEMBuffer alias(self, size_t start, size_t count):
+        cdef SHMEMBuffer view = _new(type(self))
+        view.job, view.block, view.element, view.keep = self.job, self.block, self.element, self.keep
+        view.type_id, view.item, view.count = self.type_id, self.item, count
+        view.ptr = self.ptr + start * self.item
+        view.is_view = True
+        return view
+
+    cdef int bind(self, Job job, Allocation block, object element, size_t count) except -1:
+        self.job = job
+        self.block = block
+        self.element = element
+        self.type_id = element.id
+        self.item = element.itemsize
+        self.count = count
+        self.ptr = block.ptr
+        return 0
+
+    cdef int fill_now(self, object pattern) except -1:
+        values = np.repeat(pattern, self.count)
+        self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, self.ptr,
+                                          <void *> <size_t> values.ctypes.data, self.count * self.item)
+        return 0
+
+    cdef int copy_host(self, object other, str name, object stream, bint out) except -1:
+        cdef HostArray host
+        cdef char *address
+        cdef void *ptr = NULL
+        cdef object keep = None
+        self.check()
+        self.stream_of(stream, &ptr)
+        if isinstance(other, int) and not isinstance(other, bool):
+            if other <= 0:
+                raise ValueError(f"{name}: {other} is no address")
+            address = <char *> <size_t> other
+        else:
+            host = HostArray()
+            host_array(host, name, other, self.element, self.count, out)
+            address, keep = host.ptr, host.keep
+        self.job.backend.runtime.copy(self.job.backend.device.ordinal, address if out else self.ptr,
+                                      self.ptr if out else address, self.count * self.item, ptr, None if ptr == NULL else (self, keep))
+        return 0
+
+
+cdef object _element_of(cls):
+    element = getattr(cls, "_element", None)
+    if element is None:
+        raise TypeError("SHMEMBuffer needs an element type: SHMEMBuffer[numpy.float32]")
+    return element
+
+
+cdef SHMEMBuffer _new(cls):
+    _element_of(cls)
+    return SHMEMBuffer.__new__(cls)
+
+
+cdef int allocate(SHMEMBuffer buffer, object n, object error) except -1:
+    """Give a new buffer its memory; collective. With an `error`, all PEs raise."""
+    cdef Job job = current_job()
+    cdef int64_t count = 0
+    element = _element_of(type(buffer))
+    if error is None:
+        try:
+            job.backend.check_host_call()
+            if isinstance(n, bool) or not hasattr(type(n), "__index__"):
+                raise TypeError(f"n: expected a number of elements, not {type(n).__name__}")
+            if n < 0:
+                raise ValueError(f"n: {n} elements")
+            if n * element.itemsize >= 1 << 62:
+                raise ValueError(f"n: {n} elements of {element.name} are more than any memory holds")
+            count = n
+        except Exception as e:
+            error = e
+    return buffer.bind(job, job.heap.allocate(element, count, error), element, count)
+
+
+cdef SHMEMBuffer as_buffer(object obj, str name):
+    if not isinstance(obj, SHMEMBuffer):
+        raise TypeError(f"{name}: expected a SHMEMBuffer or a slice of one, not {type(obj).__name__}")
+    cdef SHMEMBuffer buffer = <SHMEMBuffer> obj
+    buffer.check()
+    return buffer

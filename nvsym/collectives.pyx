@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations (OpenSHMEM 1.5, section 9.9) over a team.
+
+Every PE of the team makes the same call, in the same order. A call that is bad on one PE raises on all where the backend can
+tell them: on that PE with the reason, on the others as `CollectiveError`. A call whose arguments differ between PEs raises
+`CollectiveError` on all.
+"""
+
+from .backend import ALGORITHMS
+from .dtypes import OPS, as_op
+
+from .backend cimport (
+    ALGO_AUTO, COLL_ALLTOALL, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
+from .buffer cimport SHMEMBuffer, as_buffer
+from .rma cimport bad_count, bad_type, job_stream
+from .team cimport Team, as_team, world_team
+
+cdef dict ALGORITHM_IDS = {name: i for i, name in enumerate(ALGORITHMS)}
+cdef dict OP_IDS = {op.name: op.id for op in OPS}
+
+
+cdef int fail(object team, int kind, object error) except -1:
+    """Tell the other members that this PE takes no part, and raise its own error."""
+    cdef Team t = world_team() if team is None or not isinstance(team, Team) else <Team> team
+    if t.data is not None and t.job.heap.closed is None:
+        t.job.backend.fail(t.data, kind, f"{type(error).__name__}: {error}")
+    raise error
+
+
+cdef class Call:
+    """The checked arguments of a collective call."""
+    cdef Team team
+    cdef SHMEMBuffer dest
+    cdef SHMEMBuffer source
+    cdef void *stream
+    cdef object keep
+
+
+cdef Call checked(object dest, object source, object team, object stream, size_t dest_blocks, size_t source_blocks):
+    """The arguments, where `dest` and `source` hold so many equal blocks; 0: one for each PE of the team."""
+    cdef Call call = Call.__new__(Call)
+    cdef SHMEMBuffer d, s
+    cdef size_t block
+    call.team = as_team(team, "team")
+    call.team.check()
+    call.dest = d = as_buffer(dest, "dest")
+    call.source = s = as_buffer(source, "source")
+    cdef size_t n = call.team.data.n_pes
+    if d.type_id != s.type_id:
+        bad_type("dest", d.element.name, "source", s.element.name)
+    if d.job is not call.team.job or s.job is not call.team.job:
+        raise ValueError("dest: the buffer is of another job than the team")
+    if source_blocks == 0 and s.count % n:
+        raise ValueError(f"source: {s.count} elements are no whole block for each of the {n} PEs of {call.team!r}")
+    block = s.count if source_blocks else s.count // n
+    if d.count != block * (dest_blocks if dest_blocks else n):
+        raise ValueError(f"dest: {d.count} elements where {block * (dest_blocks if dest_blocks else n)} are needed for a source "
+                         f"of {s.count} on {n} PEs")
+    if d.ptr != s.ptr and d.ptr < s.ptr + s.count * s.item and s.ptr < d.ptr + d.count * d.item:
+        raise ValueError("dest: it overlaps source without being the same memory")
+    job_stream(d.job, stream, &call.stream)
+    if call.stream != NULL:
+        call.keep = (d, s, call.team)
+    return call
+
+
+cdef int not_in_place(Call call) except -1:
+    if call.dest.ptr == call.source.ptr and call.dest.count:
+        raise ValueError("dest: it must not be source")
+    return 0
+
+
+def broadcast(dest, source, int root, *, team=None, stream=None):
+    """Copy `source` of the team's PE `root` to `dest` on every PE of the team.
+
+    Parameters
+    ----------
+    dest, source : SHMEMBuffer
+        Or slices; of one element type and length. They may be the same.
+    root : int
+        A PE's number in the team.
+    team : Team, optional
+        Default: TEAM_WORLD.
+    stream : stream, optional
+        Default: that of the context.
+    """
+    cdef Call call
+    try:
+        call = checked(dest, source, team, stream, 1, 1)
+        if not 0 <= root < call.team.data.n_pes:
+            raise ValueError(f"root: {root} is not in 0..{call.team.data.n_pes - 1} of {call.team!r}")
+    except Exception as error:
+        fail(team, COLL_BROADCAST, error)
+    call.dest.job.backend.broadcast(call.team.data, call.dest.ptr, call.source.ptr, call.source.count * call.source.item,
+                                    root, call.stream, call.keep)
+
+
+def fcollect(dest, source, *, team=None, stream=None):
+    """Concatenate the `source` of all PEs of the team, in their order, in `dest` on every one (allgather).
+
+    Parameters
+    ----------
+    dest : SHMEMBuffer
+        ``n_pes * len(source)`` elements.
+    source : SHMEMBuffer
+    team, stream
+        As for `broadcast`.
+    """
+    cdef Call call
+    try:
+        call = checked(dest, source, team, stream, 0, 1)
+        if call.team.data.n_pes > 1:
+            not_in_place(call)
+    except Exception as error:
+        fail(team, COLL_FCOLLECT, error)
+    call.dest.job.backend.fcollect(call.team.data, call.dest.ptr, call.source.ptr, call.source.count * call.source.item,
+                                   call.stream, call.keep)
+
+
+def alltoall(dest, source, *, team=None, stream=None):
+    """Send block i of `source` to PE i of the team; what PE j sends here becomes block j of `dest`.
+
+    Parameters
+    ----------
+    dest, source : SHMEMBuffer
+        Of one length, a multiple of the number of PEs.
+    team, stream
+        As for `broadcast`.
+    """
+    cdef Call call
+    try:
+        call = checked(dest, source, team, stream, 0, 0)
+        if call.team.data.n_pes > 1:
+            not_in_place(call)
+    except Exception as error:
+        fail(team, COLL_ALLTOALL, error)
+    call.dest.job.backend.alltoall(call.team.data, call.dest.ptr, call.source.ptr,
+                                   call.source.count // call.team.data.n_pes * call.source.item, call.stream, call.keep)
+
+
+cdef int op_id(object op) except -1:
+    found = OP_IDS.get(op)
+    return as_op(op).id if found is None else found
+
+
+cdef int algorithm_id(object algorithm) except -1:
+    try:
+        return ALGORITHM_IDS[algorithm]
+    except (KeyError, TypeError):
+        raise ValueError(f"algorithm: {algorithm!r} is none of {', '.join(ALGORITHMS)}") from None
+
+
+cdef int check_reduce(Call call, int op, int algorithm) except -1:
+    """That the backend can reduce this element type by this code in this way; looked up once for each."""
+    cdef SHMEMBuffer d = call.dest
+    if d.job.reduces[d.type_id][op][algorithm]:
+        return 0
+    reason = d.job.backend.why_no_reduce(d.type_id, op, algorithm)
+    if reason is not None:
+        if algorithm == ALGO_AUTO or d.job.backend.why_no_reduce(d.type_id, op, ALGO_AUTO) is not None:
+            raise TypeError(f"op: {reason}")
+        raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} cannot be used here: {reason}")
+    d.job.reduces[d.type_id][op][algorithm] = True
+    return 0
+
+
+def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
+    """Combine the `source` of all PEs of the team by `op`, element by element, into `dest` on every one (allreduce).
+
+    Parameters
+    ----------
+    dest, source : SHMEMBuffer
+        Or slices; of one element type and length. They may be the same.
+    op : {"sum", "prod", "min", "max", "and", "or", "xor"}
+        The bitwise ones for integers and bool; no min and max for complex numbers.
+    team : Team, optional
+        Default: TEAM_WORLD.
+    stream : stream, optional
+        Default: that of the context.
+    algorithm : str
+        "auto" chooses by size. "one_shot": every PE reduces everything. "two_shot": every PE reduces a share and
+        hands it to all. "mpi": through MPI. "multimem" and "nvshmem" need GPUs.
+
+    Raises
+    ------
+    TypeError
+        If `op` is not defined for the element type.
+    ValueError
+        If `op` or `algorithm` does not exist, or the algorithm cannot be used here.
+
+    Notes
+    -----
+    PE 0's element is taken first, then PE 1's and so on, so the result is the same on every PE and in every run, bit for
+    bit. Floats of 16 and 8 bits are summed in float32 and rounded once.
+    """
+    cdef Call call
+    cdef int code = 0, way = 0
+    try:
+        call = checked(dest, source, team, stream, 1, 1)
+        code = op_id(op)
+        way = algorithm_id(algorithm)
+        if way == ALGO_AUTO:
+            way = call.dest.job.default_algorithm
+        check_reduce(call, code, way)
+    except Exception as error:
+        fail(team, COLL_REDUCE, error)
+    call.dest.job.backend.reduce(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,
+                                 call.source.count, way, call.stream, call.keep)
+
+
+allreduce = reduce
+
+
+def reducescatter(dest, source, op="sum", *, team=None, stream=None):
+    """Combine the `source` of all PEs of the team by `op`; `dest` of PE i becomes block i of the result.
+
+    Parameters
+    ----------
+    dest : SHMEMBuffer
+    source : SHMEMBuffer
+        ``n_pes * len(dest)`` elements.
+    op, team, stream
+        As for `reduce`.
+    """
+    cdef Call call
+    cdef int code = 0
+    try:
+        call = checked(dest, source, team, stream, 1, 0)
+        if call.team.data.n_pes > 1:
+            not_in_place(call)
+        code = op_id(op)
+        check_reduce(call, code, ALGO_AUTO)
+    except Exception as error:
+        fail(team, COLL_REDUCESCATTER, error)
+    call.dest.job.backend.reducescatter(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,
+                                        call.dest.count, call.stream, call.keep)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`init`, `finalize`, and `SHMEMContext`: a PE's handle on its job."""
+
+from .device import number_of_gpus
+from .errors import NotAvailableError, NotInitializedError
+
+from .job cimport Job, close_job, current_job, job_or_none, open_job
+from .rma cimport job_stream
+from .team cimport attach_predefined, detach_predefined, world_team
+
+
+cdef class SHMEMContext:
+    """A job of PEs, each with its part of the symmetric heap. ``with SHMEMContext() as ctx:`` is `init` and `finalize`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        The PEs. Default: MPI.COMM_WORLD.
+    backend : {"auto", "nvshmem", "host"}
+        "auto": NVSHMEM where every PE has a usable GPU and library, else host memory; the same one on all PEs.
+    device : Device or int, optional
+        The GPU of this PE. Default: the PE's rank on its node, modulo the node's GPUs.
+    bootstrap : {"uid", "mpi"}
+        How NVSHMEM's PEs find each other: a unique id sent over mpi4py, with any MPI, or NVSHMEM's own MPI plugin.
+    heap_size : int or str, optional
+        Bytes of the symmetric heap of each PE, such as ``1 << 30`` or ``"512M"``; the same on all. Default:
+        NVSYM_HEAP_SIZE.
+
+    Attributes
+    ----------
+    backend : str
+    device : Device
+        Of this PE.
+    stream : Stream
+        The one that operations use where none is given.
+    heap : Heap
+    """
+
+    def __init__(self, comm=None, *, backend="auto", device=None, bootstrap="uid", heap_size=None):
+        if self.job is not None:
+            raise TypeError("a SHMEMContext cannot be initialised twice")
+        cdef bint fresh = job_or_none() is None
+        cdef Job job = open_job(comm, backend, device, bootstrap, heap_size)
+        if fresh:
+            attach_predefined(job)
+        self.job = job
+
+    def my_pe(self):
+        """This PE's number."""
+        return self.alive().my_pe
+
+    def n_pes(self):
+        """The number of PEs of the job."""
+        return self.alive().n_pes
+
+    @property
+    def backend(self):
+        return self.alive().backend.name
+
+    @property
+    def device(self):
+        return self.alive().backend.device
+
+    @property
+    def stream(self):
+        return self.alive().backend.stream
+
+    @property
+    def heap(self):
+        return self.alive().heap
+
+    def devices(self):
+        """One `Device` for each PE, in their order; the same on all PEs."""
+        return list(self.alive().backend.devices)
+
+    def nodes(self):
+        """The number of each PE's node, in the order of the PEs."""
+        return list(self.alive().backend.nodes)
+
+    def capabilities(self):
+        """What this job can do and why: a list of (name, bool, reason)."""
+        return list(self.alive().backend.capabilities())
+
+    def barrier_all(self, stream=None):
+        """See `nvsym.barrier_all`."""
+        cdef Job job = self.alive()
+        cdef void *ptr = NULL
+        job_stream(job, stream, &ptr)
+        job.backend.barrier(world_team().data, True, ptr)
+
+    def synchronize(self):
+        """Wait until everything that this PE enqueued on its device is done, and raise what failed on `stream`."""
+        cdef Job job = self.alive()
+        job.backend.runtime.stream_drain(job.backend.stream.ptr)
+        job.backend.runtime.drain_all(job.backend.device.ordinal)
+
+    def enqueue_create_buffer(self, dtype, n):
+        """A `SHMEMBuffer[dtype]` of `n` elements; collective."""
+        from .buffer import SHMEMBuffer
+        self.alive()
+        return SHMEMBuffer[dtype](n)
+
+    def enqueue_create_host_buffer(self, dtype, n):
+        """A `HostBuffer`: pinned host memory of `n` elements, on this PE only."""
+        from .memory import HostBuffer
+        return HostBuffer(dtype, n, self.alive().backend.device)
+
+    def enqueue_function(self, kernel, *args, grid_dim, block_dim, shared_mem_bytes=0, stream=None, cooperative=False):
+        """Launch a GPU kernel.
+
+        Raises
+        ------
+        NotAvailableError
+            In a job on the host backend, which has no device to launch it on.
+        """
+        self.alive()
+        raise NotAvailableError(f"enqueue_function: the {self.backend} backend launches no kernels; work on the buffers through "
+                                "numpy.asarray(buffer)")
+
+    @staticmethod
+    def number_of_devices():
+        """The number of GPUs that this process can use."""
+        return number_of_gpus()
+
+    def finalize(self):
+        """See `nvsym.finalize`."""
+        self.alive()
+        finalize()
+
+    def __enter__(self):
+        self.alive()
+        return self
+
+    def __exit__(self, cls, value, trace):
+        # After an exception the other PEs may be elsewhere: the job ends at exit, or is aborted there.
+        if cls is None and self.job is job_or_none() and self.job is not None:
+            finalize()
+
+    def __eq__(self, other):
+        if not isinstance(other, SHMEMContext):
+            return NotImplemented
+        return self.job is (<SHMEMContext> other).job
+
+    def __hash__(self):
+        return id(self.job)
+
+    def __repr__(self):
+        if self.job is None or self.job is not job_or_none():
+            return "<SHMEMContext of a job that has ended>"
+        return f"<SHMEMContext PE {self.job.my_pe} of {self.job.n_pes}, {self.job.backend.name} backend, {self.job.heap!r}>"
+
+    def __reduce__(self):
+        raise TypeError("a SHMEMContext belongs to its process and cannot be pickled")
+
+    cdef Job alive(self):
+        cdef Job job = current_job()
+        if job is not self.job:
+            raise NotInitializedError("the job of this context has ended")
+        return job
+
+
+def init(comm=None, *, backend="auto", device=None, bootstrap="uid", heap_size=None):
+    """Begin a job; collective over `comm`. Returns the `SHMEMContext`; its parameters are the same.
+
+    Again with the same arguments it returns the same job and counts: the job ends with as many `finalize`.
+
+    Raises
+    ------
+    SettingError
+        A malformed setting (see `python -m nvsym info`) or heap size, on any PE.
+    CollectiveError
+        Versions, heap sizes or backends differ between PEs.
+    NotAvailableError
+        No MPI, or not the backend that was asked for.
+    NVSymError
+        The running job was begun with other arguments; or another step failed. On every PE, with the PE and the reason.
+    """
+    return SHMEMContext(comm, backend=backend, device=device, bootstrap=bootstrap, heap_size=heap_size)
+
+
+def finalize():
+    """End one `init`. The last one is collective: it waits for all PEs and for all that was enqueued, and frees everything.
+
+    At interpreter exit it is called for whoever did not, before MPI is finalized.
+
+    Raises
+    ------
+    NotInitializedError
+        If there is no job.
+    """
+    close_job()
+    if job_or_none() is None:
+        detach_predefined()
+
+
+def is_initialized():
+    """Whether there is a job in this process."""
+    return job_or_none() is not None
+
+
+def context():
+    """The `SHMEMContext` of the running job."""
+    cdef SHMEMContext ctx = SHMEMContext.__new__(SHMEMContext)
+    ctx.job = current_job()
+    return ctx
+
+
+def my_pe():
+    """This PE's number in the job."""
+    return current_job().my_pe
+
+
+def n_pes():
+    """The number of PEs of the job."""
+    return current_job().n_pes
+
+
+def collect():
+    """Settle the buffers that were dropped without `free`; collective.
+
+    What all PEs have dropped, and are done with, is given back on all of them.
+    """
+    cdef Job job = current_job()
+    job.backend.check_host_call()
+    job.heap.collect()
+
+
+def _job_device():
+    """The device of the running job, or None."""
+    job = job_or_none()
+    return None if job is None else (<Job> job).backend.device

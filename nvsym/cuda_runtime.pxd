@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+from .libcuda cimport CUcontext, CUevent, CUstream
+from .runtime cimport Runtime
+
+cdef enum:
+    MAX_DEVICES = 64
+    MAX_STREAMS = 64
+
+# A stream that nvsym enqueued work on. A stream of nvsym's own can be asked at any time; one of another library may be
+# destroyed by its owner, so an event is recorded behind each piece of work on it.
+cdef struct Used:
+    CUstream stream
+    CUevent  event      # own stream: of the running snapshot; other: behind the last work
+    bint     own
+    bint     recorded
+
+cdef class CudaRuntime(Runtime):
+    cdef CUcontext contexts[MAX_DEVICES]    # primary contexts that are retained
+    cdef int       n_devices
+    cdef Used      used[MAX_STREAMS]
+    cdef int       n_used
+    cdef CUstream  last                     # own stream of the last work: nothing to note
+    cdef uint64_t  seq                      # counts work; a ticket is a value of it
+    cdef uint64_t  done_seq
+    cdef uint64_t  snapshot_seq             # 0: no snapshot is running
+    cdef CUstream  side                     # for copies that wait for no stream
+    cdef list      own_streams
+    cdef list      kept                     # (event, what lives until it)
+    cdef list      spare_events
+
+    cdef int use(self, int device) except -1                # make the device's primary context current in this thread
+    cdef int mark(self, void *stream) except -1             # work has been enqueued on the stream
+    cdef bint capturing(self, void *stream) except -1
+    cdef bint any_capturing(self) except -1
+    cdef int forget_ended_captures(self) except -1
+    cdef int keep_until(self, void *stream, object keep) except -1
+    cdef CUevent spare_event(self) except NULL
+    cdef int take_snapshot(self) except -1
+    cdef bint snapshot_done(self) except -1
+    cdef bint pageable(self, const void *ptr) except -1
+    cdef CUstream side_stream(self, int device) except NULL
+
+cdef CudaRuntime get_cuda_runtime()

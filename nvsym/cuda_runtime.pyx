@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, events and copies of CUDA, over the driver's interface.
+
+A call makes the primary context of its device current in the calling thread and leaves it so, as the CUDA runtime's
+``cudaSetDevice`` does.
+"""
+
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from .errors import BackendError, NotAvailableError
+
+from ._driver cimport CHECK_CUDA, cuda, load_cuda
+from .libcuda cimport (
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE, CU_MEMORYTYPE_HOST,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
+    CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
+from .runtime cimport Runtime
+
+cdef enum:
+    STAGED_BELOW = 65536    # bytes of pageable memory that the driver stages itself, without waiting
+
+
+cdef class CudaRuntime(Runtime):
+    """The GPUs of this process. There is one, made when it is first asked for."""
+
+    def __init__(self):
+        load_cuda()
+        CHECK_CUDA(cuda.cuInit(0), b"cuInit")
+        CHECK_CUDA(cuda.cuDeviceGetCount(&self.n_devices), b"cuDeviceGetCount")
+        if self.n_devices == 0:
+            raise NotAvailableError("the CUDA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide them)")
+        self.n_devices = min(self.n_devices, MAX_DEVICES)
+        self.seq = 1
+        self.own_streams = []
+        self.kept = []
+        self.spare_events = []
+
+    cdef int use(self, int device) except -1:
+        cdef CUcontext current = NULL
+        cdef CUdevice handle
+        if device < 0 or device >= self.n_devices:
+            raise ValueError(f"device: {device} is not in 0..{self.n_devices - 1}")
+        if self.contexts[device] == NULL:
+            CHECK_CUDA(cuda.cuDeviceGet(&handle, device), b"cuDeviceGet")
+            CHECK_CUDA(cuda.cuDevicePrimaryCtxRetain(&self.contexts[device], handle), b"cuDevicePrimaryCtxRetain")
+        CHECK_CUDA(cuda.cuCtxGetCurrent(&current), b"cuCtxGetCurrent")
+        if current != self.contexts[device]:
+            CHECK_CUDA(cuda.cuCtxSetCurrent(self.contexts[device]), b"cuCtxSetCurrent")
+        return 0
+
+    # ---- what work is where -----------------------------------------------------------------------------------------
+
+    cdef int mark(self, void *stream) except -1:
+        cdef int i
+        cdef Used *used
+        self.seq += 1
+        if stream == self.last and stream != NULL:
+            return 0
+        for i in range(self.n_used):
+            if self.used[i].stream == stream:
+                used = &self.used[i]
+                break
+        else:
+            if self.n_used == MAX_STREAMS:
+                # More streams than there is room for: let them all finish, and begin anew.
+                CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
+                self.forget_all()
+            used = &self.used[self.n_used]
+            used.stream = stream
+            used.own = <size_t> stream in self.own_streams
+            used.event = NULL if used.own else self.spare_event()
+            used.recorded = False
+            self.n_used += 1
+        if used.own:
+            self.last = stream
+        elif not self.capturing(stream):
+            CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
+            used.recorded = True
+        return 0
+
+    def forget_all(self):
+        cdef int i
+        for i in range(self.n_used):
+            if self.used[i].event != NULL:
+                self.spare_events.append(<size_t> self.used[i].event)
+        self.n_used = 0
+        self.last = NULL
+        self.snapshot_seq = 0
+
+    cdef bint capturing(self, void *stream) except -1:
+        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        # The legacy default stream answers with an error while any other stream is captured in global mode.
+        if cuda.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS:
+            return True
+        return status != CU_STREAM_CAPTURE_STATUS_NONE
+
+    cdef bint any_capturing(self) except -1:
+        cdef int i
+        for handle in self.own_streams:
+            if self.capturing(<void *> <size_t> handle):
+                return True
+        self.forget_ended_captures()
+        for i in range(self.n_used):
+            if not self.used[i].own and not self.used[i].recorded:
+                return True
+        return False
+
+    cdef int forget_ended_captures(self) except -1:
+        """Drop the streams of others that were last seen while they were captured, and no longer are.
+
+        What was captured runs when its graph is launched, which nvsym does not see: the graph's owner keeps its buffers.
+        """
+        cdef int i = 0
+        while i < self.n_used:
+            if self.used[i].own or self.used[i].recorded or self.capturing(self.used[i].stream):
+                i += 1
+                continue
+            if self.used[i].event != NULL:
+                self.spare_events.append(<size_t> self.used[i].event)
+            self.n_used -= 1
+            self.used[i] = self.used[self.n_used]
+        return 0
+
+    cdef uint64_t ticket(self) except? 0:
+        return self.seq
+
+    cdef bint ticket_done(self, uint64_t ticket) except -1:
+        cdef int i
+        if ticket <= self.done_seq or self.n_used == 0:
+            return True
+        for i in range(2):
+            if self.snapshot_seq == 0 and not self.take_snapshot():
+                return False
+            if not self.snapshot_done():
+                return False
+            self.done_seq = self.snapshot_seq
+            self.snapshot_seq = 0
+            if ticket <= self.done_seq:
+                return True
+        return False
+
+    cdef int take_snapshot(self) except -1:
+        """Record an event behind the work on each own stream; 0 if one is being captured and cannot be asked."""
+        cdef int i
+        cdef Used *used
+        self.forget_ended_captures()
+        for i in range(self.n_used):
+            used = &self.used[i]
+            if not used.own:
+                if not used.recorded:
+                    return 0
+                continue
+            if self.capturing(used.stream):
+                return 0
+        for i in range(self.n_used):
+            used = &self.used[i]
+            if used.own:
+                if used.event == NULL:
+                    used.event = self.spare_event()
+                CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
+        self.snapshot_seq = self.seq
+        self.last = NULL
+        return 1
+
+    cdef bint snapshot_done(self) except -1:
+        cdef int i
+        cdef CUresult status
+        for i in range(self.n_used):
+            if self.used[i].event == NULL:
+                continue
+            status = cuda.cuEventQuery(self.used[i].event)
+            if status == CUDA_ERROR_NOT_READY:
+                return False
+            CHECK_CUDA(status, b"cuEventQuery")
+        return True
+
+    cdef int drain_all(self, int device) except -1:
+        cdef uint64_t seq = self.seq
+        self.use(device)
+        with nogil:
+            CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
+        self.done_seq = max(self.done_seq, seq)
+        self.reap()
+        return 0
+
+    cdef CUevent spare_event(self) except NULL:
+        cdef CUevent event = NULL
+        if self.spare_events:
+            return <CUevent> <size_t> self.spare_events.pop()
+        CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+        return event
+
+    cdef int keep_until(self, void *stream, object keep) except -1:
+        """Hold an object until what is enqueued on the stream now is done. A captured copy is the caller's to keep."""
+        cdef CUevent event
+        if keep is None or self.capturing(stream):
+            return 0
+        event = self.spare_event()
+        CHECK_CUDA(cuda.cuEventRecord(event, stream), b"cuEventRecord")
+        self.kept.append((<size_t> event, keep))
+        if len(self.kept) >= 64:
+            self.reap()
+        return 0
+
+    cdef void reap(self) noexcept:
+        cdef list kept = self.kept
+        if not kept:
+            return
+        self.kept = []
+        for event, keep in kept:
+            if cuda.cuEventQuery(<CUevent> <size_t> event) == CUDA_ERROR_NOT_READY:
+                self.kept.append((event, keep))
+            else:
+                self.spare_events.append(event)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    cdef bint pageable(self, const void *ptr) except -1:
+        """Whether the memory is host memory that the driver has not page-locked."""
+        cdef unsigned int kind = 0
+        return cuda.cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, <CUdeviceptr> ptr) != CUDA_SUCCESS
+
+    cdef int copy(self, int device, void *dst, const void *src, size_t nbytes, void *stream, object keep) except -1:
+        self.use(device)
+        if nbytes == 0:
+            return 0
+        if keep is not None and self.capturing(stream) and (self.pageable(dst) or self.pageable(src)):
+            raise BackendError("a copy of pageable host memory cannot be captured into a CUDA graph; use a HostBuffer")
+        with nogil:
+            CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, stream), b"cuMemcpyAsync")
+        self.mark(stream)
+        return self.keep_until(stream, keep)
+
+    cdef CUstream side_stream(self, int device) except NULL:
+        self.use(device)
+        if self.side == NULL:
+            CHECK_CUDA(cuda.cuStreamCreate(&self.side, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
+        return self.side
+
+    cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
+        if nbytes == 0:
+            return 0
+        if device < 0:
+            raise ValueError("a copy of GPU memory needs its device")
+        cdef CUstream side = self.side_stream(device)
+        with nogil:
+            CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, side), b"cuMemcpyAsync")
+            CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
+        return 0
+
+    cdef void *alloc(self, int device, size_t nbytes) except NULL:
+        cdef CUdeviceptr ptr = 0
+        self.use(device)
+        CHECK_CUDA(cuda.cuMemAlloc(&ptr, max(nbytes, 1)), b"cuMemAlloc")
+        return <void *> ptr
+
+    cdef void dealloc(self, int device, void *ptr) noexcept:
+        cuda.cuMemFree(<CUdeviceptr> ptr)
+
+    cdef void *alloc_pinned(self, int device, size_t nbytes) except NULL:
+        cdef void *ptr = NULL
+        self.use(device)
+        CHECK_CUDA(cuda.cuMemHostAlloc(&ptr, max(nbytes, 1), CU_MEMHOSTALLOC_PORTABLE), b"cuMemHostAlloc")
+        return ptr
+
+    cdef void dealloc_pinned(self, void *ptr) noexcept:
+        cuda.cuMemFreeHost(ptr)
+
+    # ---- streams and events -----------------------------------------------------------------------------------------
+
+    cdef void *stream_create(self, int device) except NULL:
+        cdef CUstream stream = NULL
+        self.use(device)
+        CHECK_CUDA(cuda.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
+        self.own_streams.append(<size_t> stream)
+        return stream
+
+    cdef void stream_destroy(self, void *stream) noexcept:
+        # What is on it runs on. An event behind it takes the place of the stream, which cannot be asked any more.
+        cdef int i
+        self.own_streams.remove(<size_t> stream)
+        if self.last == stream:
+            self.last = NULL
+        for i in range(self.n_used):
+            if self.used[i].stream == stream:
+                self.used[i].own = False
+                if self.used[i].event == NULL:
+                    try:
+                        self.used[i].event = self.spare_event()
+                    except Exception:   # no event left: the snapshot never counts this stream as done, drain_all does
+                        self.used[i].recorded = False
+                        continue
+                self.used[i].recorded = cuda.cuEventRecord(self.used[i].event, stream) == CUDA_SUCCESS
+                self.used[i].stream = NULL
+        cuda.cuStreamDestroy(stream)
+
+    cdef void *stream_check(self, size_t handle) except? NULL:
+        return <void *> handle      # the driver has no way to ask whether a handle is a stream
+
+    cdef bint stream_idle(self, void *stream) except -1:
+        cdef CUresult status = cuda.cuStreamQuery(stream)
+        if status == CUDA_ERROR_NOT_READY:
+            return False
+        CHECK_CUDA(status, b"cuStreamQuery")
+        return True
+
+    cdef int stream_drain(self, void *stream) except -1:
+        with nogil:
+            CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
+        self.reap()
+        return 0
+
+    cdef void *event_create(self, int device, bint timing) except NULL:
+        cdef CUevent event = NULL
+        self.use(device)
+        CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DEFAULT if timing else CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+        return event
+
+    cdef void event_destroy(self, void *event) noexcept:
+        cuda.cuEventDestroy(event)
+
+    cdef int event_record(self, void *event, void *stream) except -1:
+        return CHECK_CUDA(cuda.cuEventRecord(event, stream), b"cuEventRecord")
+
+    cdef int event_enqueue_wait(self, void *event, void *stream) except -1:
+        return CHECK_CUDA(cuda.cuStreamWaitEvent(stream, event, 0), b"cuStreamWaitEvent")
+
+    cdef bint event_reached(self, void *event) except -1:
+        cdef CUresult status = cuda.cuEventQuery(event)
+        if status == CUDA_ERROR_NOT_READY:
+            return False
+        CHECK_CUDA(status, b"cuEventQuery")
+        return True
+
+    cdef int event_drain(self, void *event) except -1:
+        with nogil:
+            CHECK_CUDA(cuda.cuEventSynchronize(event), b"cuEventSynchronize")
+        return 0
+
+    cdef double event_elapsed(self, void *start, void *end) except? -1.0:
+        cdef float ms = 0
+        cdef CUresult status = cuda.cuEventElapsedTime(&ms, start, end)
+        if status == CUDA_ERROR_NOT_READY:
+            raise ValueError("elapsed_time() of an event that is not reached yet; synchronize() it first")
+        CHECK_CUDA(status, b"cuEventElapsedTime")
+        return ms
+
+
+cdef CudaRuntime _runtime = None
+
+
+cdef CudaRuntime get_cuda_runtime():
+    global _runtime
+    if _runtime is None:
+        _runtime = CudaRuntime()
+    return _runtime

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+from .runtime cimport Runtime
+
+cdef class Device:
+    cdef Runtime         runtime
+    cdef readonly int    ordinal    # the GPU's number in this process; -1 for host memory
+    cdef readonly int    pe         # the PE that owns it, or -1
+    cdef readonly bint   is_host
+    cdef readonly str    name
+    cdef readonly str    uuid
+    cdef readonly int    dlpack_type
+
+cdef Device host_device(int pe, str node)
+cdef Device cuda_device(int ordinal, int pe)

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+class Device:
+    ordinal: int
+    pe: int
+    is_host: bool
+    name: str
+    uuid: str
+    dlpack_type: int
+    def __init__(self, ordinal: int) -> None: ...
+    @staticmethod
+    def cpu() -> Device: ...
+    def synchronize(self) -> None: ...
+    def can_access(self, other: Device) -> bool: ...

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A stream in host memory: a first-in first-out queue of operations and one thread that runs them. Only
+ * host_runtime.pyx includes this file, so the registry and the counter below exist once.
+ *
+ * An operation is a function and a block of bytes copied into the queue. The Python object that has to live until the
+ * operation is done (`keep`) is never touched by the thread: finished nodes wait on a list that the next caller who
+ * holds the GIL empties (hq_reap). So the thread needs no GIL and outlives no interpreter. */
+#ifndef NVSYM_HOST_QUEUE_H
+#define NVSYM_HOST_QUEUE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define HQ_PAYLOAD 256
+
+typedef int (*hq_fn)(void *payload, void *status);
+
+typedef struct hq_node {
+    struct hq_node *next;
+    uint64_t seq;
+    hq_fn fn;
+    void *keep;
+    int always; /* runs also on a failed queue: events, which others wait for */
+    _Alignas(16) unsigned char payload[HQ_PAYLOAD];
+} hq_node;
+
+typedef struct hq {
+    pthread_mutex_t lock;
+    pthread_cond_t work, idle;
+    hq_node *head, *tail; /* not yet done; the head may be running */
+    hq_node *done;        /* done, `keep` still held */
+    struct hq *next;      /* registry */
+    void *status;         /* first failure; owned by the creator, freed with the queue */
+    size_t status_size;
+    int failed;
+    int closing; /* drain, then end the thread */
+    int ended;   /* the thread is gone */
+} hq;
+
+static pthread_mutex_t hq_registry_lock = PTHREAD_MUTEX_INITIALIZER;
+static hq *hq_registry = NULL;
+static _Atomic uint64_t hq_seq = 1;
+
+static void *hq_main(void *arg)
+{
+    hq *q = (hq *)arg;
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        while (!q->head && !q->closing)
+            pthread_cond_wait(&q->work, &q->lock);
+        if (!q->head)
+            break;
+        hq_node *node = q->head;
+        int skip = q->failed && !node->always; /* after a failure the stream runs nothing more, as a CUDA stream */
+        pthread_mutex_unlock(&q->lock);
+        unsigned char *status = NULL;
+        int rc = 0;
+        if (!skip) {
+            status = (unsigned char *)calloc(1, q->status_size);
+            rc = node->fn(node->payload, status);
+        }
+        pthread_mutex_lock(&q->lock);
+        if (rc && !q->failed) {
+            q->failed = 1;
+            if (status)
+                memcpy(q->status, status, q->status_size);
+        }
+        free(status);
+        q->head = node->next;
+        if (!q->head)
+            q->tail = NULL;
+        node->next = q->done;
+        q->done = node;
+        pthread_cond_broadcast(&q->idle);
+    }
+    q->ended = 1; /* hq_reap frees the queue */
+    pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+static hq *hq_create(size_t status_size)
+{
+    hq *q = (hq *)calloc(1, sizeof(hq));
+    if (!q)
+        return NULL;
+    q->status = calloc(1, status_size);
+    q->status_size = status_size;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->work, NULL);
+    pthread_cond_init(&q->idle, NULL);
+    pthread_t thread;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    int rc = q->status ? pthread_create(&thread, &attr, hq_main, q) : 1;
+    pthread_attr_destroy(&attr);
+    if (rc) {
+        free(q->status);
+        free(q);
+        return NULL;
+    }
+    pthread_mutex_lock(&hq_registry_lock);
+    q->next = hq_registry;
+    hq_registry = q;
+    pthread_mutex_unlock(&hq_registry_lock);
+    return q;
+}
+
+static int hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep, int always)
+{
+    hq_node *node = (hq_node *)malloc(sizeof(hq_node));
+    if (!node || size > HQ_PAYLOAD) {
+        free(node);
+        return -1;
+    }
+    node->next = NULL;
+    node->fn = fn;
+    node->keep = keep;
+    node->always = always;
+    memcpy(node->payload, payload, size);
+    pthread_mutex_lock(&q->lock);
+    node->seq = atomic_fetch_add(&hq_seq, 1);
+    if (q->tail)
+        q->tail->next = node;
+    else
+        q->head = node;
+    q->tail = node;
+    pthread_cond_signal(&q->work);
+    pthread_mutex_unlock(&q->lock);
+    return 0;
+}
+
+/* No more operations will come; what is in the queue still runs. Does not block. */
+static void hq_close(hq *q)
+{
+    pthread_mutex_lock(&q->lock);
+    q->closing = 1;
+    pthread_cond_signal(&q->work);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* The finished nodes of all queues, for the caller to release (linked by `next`); ended queues are freed. */
+static hq_node *hq_reap(void)
+{
+    hq_node *list = NULL;
+    pthread_mutex_lock(&hq_registry_lock);
+    for (hq **p = &hq_registry; *p;) {
+        hq *q = *p;
+        pthread_mutex_lock(&q->lock);
+        while (q->done) {
+            hq_node *node = q->done;
+            q->done = node->next;
+            node->next = list;
+            list = node;
+        }
+        int ended = q->ended;
+        pthread_mutex_unlock(&q->lock);
+        if (!ended) {
+            p = &q->next;
+            continue;
+        }
+        *p = q->next;
+        pthread_cond_destroy(&q->work);
+        pthread_cond_destroy(&q->idle);
+        pthread_mutex_destroy(&q->lock);
+        free(q->status);
+        free(q);
+    }
+    pthread_mutex_unlock(&hq_registry_lock);
+    return list;
+}
+
+static int hq_idle(hq *q)
+{
+    pthread_mutex_lock(&q->lock);
+    int idle = q->head == NULL;
+    pthread_mutex_unlock(&q->lock);
+    return idle;
+}
+
+/* Wait until all that is in the queue now is done. */
+static void hq_drain(hq *q)
+{
+    pthread_mutex_lock(&q->lock);
+    uint64_t last = q->tail ? q->tail->seq : 0;
+    while (q->head && q->head->seq <= last)
+        pthread_cond_wait(&q->idle, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* The first failure, taken once; 1 if there was one. The queue runs again afterwards. */
+static int hq_take_failure(hq *q, void *status)
+{
+    pthread_mutex_lock(&q->lock);
+    int failed = q->failed && !q->head;
+    if (failed) {
+        memcpy(status, q->status, q->status_size);
+        q->failed = 0;
+    }
+    pthread_mutex_unlock(&q->lock);
+    return failed;
+}
+
+/* A ticket stands for all operations enqueued on any queue so far. */
+static uint64_t hq_ticket(void) { return atomic_load(&hq_seq) - 1; }
+
+static int hq_ticket_done(uint64_t ticket)
+{
+    int done = 1;
+    pthread_mutex_lock(&hq_registry_lock);
+    for (hq *q = hq_registry; q && done; q = q->next) {
+        pthread_mutex_lock(&q->lock);
+        if (q->head && q->head->seq <= ticket)
+            done = 0;
+        pthread_mutex_unlock(&q->lock);
+    }
+    pthread_mutex_unlock(&hq_registry_lock);
+    return done;
+}
+
+/* Wait for all that is enqueued now, on every queue. A queue may end meanwhile, so each step looks anew. */
+static void hq_drain_all(void)
+{
+    uint64_t ticket = hq_ticket();
+    struct timespec pause = {0, 20000};
+    while (!hq_ticket_done(ticket))
+        nanosleep(&pause, NULL);
+}
+
+static int hq_is_registered(const void *p)
+{
+    int found = 0;
+    pthread_mutex_lock(&hq_registry_lock);
+    for (hq *q = hq_registry; q && !found; q = q->next)
+        found = (const void *)q == p;
+    pthread_mutex_unlock(&hq_registry_lock);
+    return found;
+}
+
+/* An event: the number of times it was recorded, and of those that the streams have reached. Shared by the Python
+ * object and the operations that use it. */
+typedef struct hq_event {
+    pthread_mutex_t lock;
+    pthread_cond_t reached;
+    _Atomic int refs;
+    uint64_t recorded, done;
+    int64_t time_ns;
+} hq_event;
+
+static hq_event *hq_event_create(void)
+{
+    hq_event *e = (hq_event *)calloc(1, sizeof(hq_event));
+    if (e) {
+        pthread_mutex_init(&e->lock, NULL);
+        pthread_cond_init(&e->reached, NULL);
+        atomic_store(&e->refs, 1);
+    }
+    return e;
+}
+
+static void hq_event_drop(hq_event *e)
+{
+    if (atomic_fetch_sub(&e->refs, 1) == 1) {
+        pthread_cond_destroy(&e->reached);
+        pthread_mutex_destroy(&e->lock);
+        free(e);
+    }
+}
+
+static uint64_t hq_event_next(hq_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    uint64_t n = ++e->recorded;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+static uint64_t hq_event_recorded(hq_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    uint64_t n = e->recorded;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+static int hq_event_reached(hq_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    int reached = e->done >= e->recorded;
+    pthread_mutex_unlock(&e->lock);
+    return reached;
+}
+
+static int64_t hq_event_time(hq_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    int64_t t = e->time_ns;
+    pthread_mutex_unlock(&e->lock);
+    return t;
+}
+
+static void hq_event_reach(hq_event *e, uint64_t n)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    pthread_mutex_lock(&e->lock);
+    if (n > e->done) {
+        e->done = n;
+        e->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+    pthread_cond_broadcast(&e->reached);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void hq_event_wait(hq_event *e, uint64_t n)
+{
+    pthread_mutex_lock(&e->lock);
+    while (e->done < n)
+        pthread_cond_wait(&e->reached, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+typedef struct hq_event_op {
+    hq_event *event;
+    uint64_t n;
+} hq_event_op;
+
+static int hq_do_reach(void *payload, void *status)
+{
+    hq_event_op *op = (hq_event_op *)payload;
+    (void)status;
+    hq_event_reach(op->event, op->n);
+    hq_event_drop(op->event);
+    return 0;
+}
+
+static int hq_do_wait(void *payload, void *status)
+{
+    hq_event_op *op = (hq_event_op *)payload;
+    (void)status;
+    hq_event_wait(op->event, op->n);
+    hq_event_drop(op->event);
+    return 0;
+}
+
+static int hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
+{
+    hq_event_op op = {e, n};
+    atomic_fetch_add(&e->refs, 1);
+    if (hq_push(q, wait ? hq_do_wait : hq_do_reach, &op, sizeof op, NULL, 1)) {
+        hq_event_drop(e);
+        return -1;
+    }
+    return 0;
+}
+
+#endif

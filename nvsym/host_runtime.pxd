@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+from .runtime cimport Runtime
+from .status cimport Status
+
+# An operation on a stream in host memory. Returns non-zero after filling the status.
+ctypedef int (*host_op)(void *payload, Status *status) noexcept nogil
+
+cdef class HostRuntime(Runtime):
+    # Enqueue `op` with a copy of its payload on a stream other than the default one, which has no queue.
+    cdef int push(self, void *stream, host_op op, const void *payload, size_t nbytes, object keep) except -1
+
+cdef HostRuntime get_host_runtime()

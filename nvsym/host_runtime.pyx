@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, events and copies in host memory.
+
+The default stream (NULL) runs each operation in the calling thread before the call returns. Every other stream has a
+thread of its own (host_queue.h), so that what is enqueued there is asynchronous, waits included. They do not wait for
+each other, as CUDA's non-blocking streams do not.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from .runtime cimport Runtime
+from .status cimport Status, raise_status
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void **ptr, size_t alignment, size_t nbytes)
+
+cdef extern from "host_queue.h" nogil:
+    enum:
+        HQ_PAYLOAD
+
+    ctypedef struct hq:
+        pass
+
+    ctypedef struct hq_node:
+        hq_node *next
+        void *   keep
+
+    ctypedef struct hq_event:
+        pass
+
+    ctypedef int (*hq_fn)(void *payload, void *status) noexcept
+
+    hq *     hq_create(size_t status_size)
+    int      hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep, int always)
+    void     hq_close(hq *q)
+    hq_node *hq_reap()
+    int      hq_idle(hq *q)
+    void     hq_drain(hq *q)
+    int      hq_take_failure(hq *q, void *status)
+    int      hq_is_registered(const void *p)
+    uint64_t hq_ticket()
+    int      hq_ticket_done(uint64_t ticket)
+    void     hq_drain_all()
+
+    hq_event *hq_event_create()
+    void     hq_event_drop(hq_event *e)
+    uint64_t hq_event_next(hq_event *e)
+    uint64_t hq_event_recorded(hq_event *e)
+    void     hq_event_reach(hq_event *e, uint64_t n)
+    void     hq_event_wait(hq_event *e, uint64_t n)
+    int      hq_event_reached(hq_event *e)
+    int64_t  hq_event_time(hq_event *e)
+    int      hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
+
+cdef enum:
+    PAGE = 4096
+    LINE = 256                  # alignment of small blocks, that of the symmetric heap
+    RELEASE_GIL_ABOVE = 65536   # bytes; shorter copies cost less than giving the GIL away and taking it back
+
+cdef enum:
+    PER_THREAD_DEFAULT = 2      # the largest of CUDA's special stream handles
+
+
+cdef struct CopyArgs:
+    void *      dst
+    const void *src
+    size_t      nbytes
+
+
+cdef int run_copy(void *payload, Status *status) noexcept nogil:
+    cdef CopyArgs *args = <CopyArgs *> payload
+    memcpy(args.dst, args.src, args.nbytes)
+    return 0
+
+
+cdef class HostRuntime(Runtime):
+    """Host memory. There is one, `host_runtime`."""
+
+    cdef int push(self, void *stream, host_op op, const void *payload, size_t nbytes, object keep) except -1:
+        cdef PyObject *held = NULL
+        if nbytes > HQ_PAYLOAD:
+            raise AssertionError(f"an operation of {nbytes} bytes does not fit a node of a queue")
+        self.reap()
+        if keep is not None:
+            Py_INCREF(keep)
+            held = <PyObject *> keep
+        if hq_push(<hq *> stream, <hq_fn> op, payload, nbytes, held, 0):
+            if held != NULL:
+                Py_DECREF(keep)
+            raise MemoryError("no memory to enqueue an operation")
+        return 0
+
+    cdef int copy(self, int device, void *dst, const void *src, size_t nbytes, void *stream, object keep) except -1:
+        cdef CopyArgs args
+        if stream == NULL:
+            return self.copy_now(-1, dst, src, nbytes)
+        args.dst = dst
+        args.src = src
+        args.nbytes = nbytes
+        return self.push(stream, run_copy, &args, sizeof(args), keep)
+
+    cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
+        if nbytes < RELEASE_GIL_ABOVE:
+            memcpy(dst, src, nbytes)
+        else:
+            with nogil:
+                memcpy(dst, src, nbytes)
+        return 0
+
+    cdef void *alloc(self, int device, size_t nbytes) except NULL:
+        cdef void *ptr = NULL
+        if posix_memalign(&ptr, PAGE if nbytes >= PAGE else LINE, max(nbytes, 1)):
+            raise MemoryError(f"no host memory for {nbytes} bytes")
+        return ptr
+
+    cdef void dealloc(self, int device, void *ptr) noexcept:
+        free(ptr)
+
+    cdef void *alloc_pinned(self, int device, size_t nbytes) except NULL:
+        return self.alloc(device, nbytes)
+
+    cdef void dealloc_pinned(self, void *ptr) noexcept:
+        free(ptr)
+
+    cdef void *stream_create(self, int device) except NULL:
+        self.reap()
+        cdef hq *queue = hq_create(sizeof(Status))
+        if queue == NULL:
+            raise MemoryError("no thread or memory for another stream")
+        return queue
+
+    cdef void stream_destroy(self, void *stream) noexcept:
+        hq_close(<hq *> stream)     # it runs on until it is empty; reap() frees it
+
+    cdef void *stream_check(self, size_t handle) except? NULL:
+        if handle <= PER_THREAD_DEFAULT:
+            return NULL
+        if not hq_is_registered(<void *> handle):
+            raise ValueError(f"stream: {handle:#x} is not a stream in host memory, where the buffer lives")
+        return <void *> handle
+
+    cdef bint stream_idle(self, void *stream) except -1:
+        return stream == NULL or hq_idle(<hq *> stream)
+
+    cdef int stream_drain(self, void *stream) except -1:
+        cdef Status status
+        if stream == NULL:
+            return 0
+        with nogil:
+            hq_drain(<hq *> stream)
+        self.reap()
+        if hq_take_failure(<hq *> stream, &status):
+            raise_status(&status)
+        return 0
+
+    cdef void *event_create(self, int device, bint timing) except NULL:
+        cdef hq_event *event = hq_event_create()
+        if event == NULL:
+            raise MemoryError("no memory for an event")
+        return event
+
+    cdef void event_destroy(self, void *event) noexcept:
+        hq_event_drop(<hq_event *> event)
+
+    cdef int event_record(self, void *event, void *stream) except -1:
+        cdef uint64_t n = hq_event_next(<hq_event *> event)
+        if stream == NULL:
+            hq_event_reach(<hq_event *> event, n)
+        elif hq_push_event(<hq *> stream, <hq_event *> event, n, 0):
+            raise MemoryError("no memory to record an event")
+        return 0
+
+    cdef int event_enqueue_wait(self, void *event, void *stream) except -1:
+        if stream == NULL:
+            return self.event_drain(event)
+        if hq_push_event(<hq *> stream, <hq_event *> event, hq_event_recorded(<hq_event *> event), 1):
+            raise MemoryError("no memory to enqueue a wait")
+        return 0
+
+    cdef bint event_reached(self, void *event) except -1:
+        return hq_event_reached(<hq_event *> event)
+
+    cdef int event_drain(self, void *event) except -1:
+        with nogil:
+            hq_event_wait(<hq_event *> event, hq_event_recorded(<hq_event *> event))
+        return 0
+
+    cdef double event_elapsed(self, void *start, void *end) except? -1.0:
+        for event in (<size_t> start, <size_t> end):
+            if hq_event_recorded(<hq_event *> <size_t> event) == 0:
+                raise ValueError("elapsed_time() of an event that was never recorded")
+            if not hq_event_reached(<hq_event *> <size_t> event):
+                raise ValueError("elapsed_time() of an event that is not reached yet; synchronize() it first")
+        return (hq_event_time(<hq_event *> end) - hq_event_time(<hq_event *> start)) / 1e6
+
+    cdef uint64_t ticket(self) except? 0:
+        return hq_ticket()
+
+    cdef bint ticket_done(self, uint64_t ticket) except -1:
+        return hq_ticket_done(ticket)
+
+    cdef int drain_all(self, int device) except -1:
+        with nogil:
+            hq_drain_all()
+        self.reap()
+        return 0
+
+    cdef void reap(self) noexcept:
+        # The list is taken before anything is released: a release may run code that comes back here.
+        cdef hq_node *node = hq_reap()
+        cdef hq_node *following
+        while node != NULL:
+            following = node.next
+            if node.keep != NULL:
+                Py_DECREF(<object> node.keep)
+            free(node)
+            node = following
+
+
+cdef HostRuntime host_runtime = HostRuntime()
+
+
+cdef HostRuntime get_host_runtime():
+    return host_runtime

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+BACKENDS: tuple[str, ...]
+BOOTSTRAPS: tuple[str, ...]
+
+class Job:
+    my_pe: int
+    n_pes: int

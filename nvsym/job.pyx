@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job of this process: how it begins, and how it ends in every way that a process can end.
+
+Beginning: each step that may fail on one PE ends in a vote, so that all PEs have a job or none has. Ending: at `finalize`, or
+at interpreter exit before MPI is finalized; a PE that ends in an unhandled exception aborts the job, so that the others do
+not wait for it.
+"""
+
+import atexit
+import os
+import socket
+import sys
+import time
+import traceback
+import warnings
+
+from . import _settings
+from ._version import __version__
+from .backend import ALGORITHMS
+from .errors import ForkError, NotAvailableError, NotInitializedError, NVSymError, SettingError
+
+from .agreement cimport Agreement
+from .backend cimport EXIT_DRAINED, EXIT_DRAINING, EXIT_NONE, Backend, TeamData
+from .heap cimport CALL_FINALIZE, Heap, meet
+
+BACKENDS = ("auto", "nvshmem", "host")
+BOOTSTRAPS = ("uid", "mpi")
+
+# What launchers of the common MPIs and Slurm tell each process of the size of its job.
+_LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "SLURM_NTASKS")
+
+cdef Job _job = None
+cdef str _ended = "nvsym.init() has not been called"
+cdef bint _forked = False
+cdef bint _hooked = False
+
+
+cdef class Job:
+    cdef int add_team(self, TeamData data, Agreement agreement) except -1:
+        self.teams.append((data, agreement))
+        return 0
+
+    cdef int drop_team(self, TeamData data) except -1:
+        for i, (other, agreement) in enumerate(self.teams):
+            if other is data:
+                del self.teams[i]
+                self.backend.destroy_team(data)
+                (<Agreement> agreement).comm.Free()
+                return 0
+        return 0
+
+    cdef int close(self) except -1:
+        """End the job; collective."""
+        self.backend.check_host_call()
+        self.backend.set_exiting(EXIT_DRAINING)
+        try:
+            self.backend.runtime.drain_all(self.backend.device.ordinal)
+            self.backend.set_exiting(EXIT_DRAINED)
+            meet(self.agreement, CALL_FINALIZE, (), "finalize()", None)
+        except BaseException:
+            self.backend.set_exiting(EXIT_NONE)
+            raise
+        self.heap.close("nvsym.finalize() has been called", NotInitializedError)
+        while self.teams:
+            # Every member has made its teams in the same order, so this order suits all.
+            data, agreement = self.teams.pop(0)
+            self.backend.destroy_team(data)
+            if agreement is not self.agreement:
+                (<Agreement> agreement).comm.Free()
+        self.backend.stop(self.agreement)
+        self.agreement.comm.Free()
+        return 0
+
+
+cdef Job job_or_none():
+    return None if _forked else _job
+
+
+cdef Job current_job():
+    if _job is None:
+        raise NotInitializedError(f"there is no job: {_ended}")
+    if _forked:
+        raise ForkError("this process was forked after nvsym.init(); the job belongs to the parent. Start processes before "
+                        "init, or by exec (subprocess, multiprocessing's 'spawn')")
+    return _job
+
+
+cdef int close_job() except -1:
+    """One `finalize`; the last one ends the job."""
+    global _job, _ended
+    cdef Job job = current_job()
+    if job.count > 1:
+        job.count -= 1
+        return 0
+    job.close()
+    _job = None
+    _ended = "nvsym.finalize() has been called"
+    return 0
+
+
+cdef Job open_job(object comm, object backend, object device, object bootstrap, object heap_size):
+    global _job
+    if _forked:
+        current_job()
+    MPI = _mpi()
+    if comm is None:
+        comm = MPI.COMM_WORLD
+    elif not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm: expected an mpi4py intracommunicator or None, not {type(comm).__name__}")
+    elif comm == MPI.COMM_NULL:
+        raise ValueError("comm: MPI.COMM_NULL; only members of the communicator may call init")
+    arguments = (backend, device, bootstrap, heap_size)
+    if _job is not None:
+        if arguments != _job.arguments or comm != _job.comm:
+            raise NVSymError(f"init() with other arguments than the running job: {_describe(arguments)} on {comm.Get_name()}, "
+                             f"not {_describe(_job.arguments)} on {_job.comm.Get_name()}; finalize() it first")
+        _job.count += 1
+        return _job
+    _warn_of_wrong_launcher(comm.Get_size())
+    job = _start(comm, arguments)
+    _install_hooks()
+    _job = job
+    return job
+
+
+cdef str _describe(tuple arguments):
+    return ", ".join([f"{name}={value!r}" for name, value in zip(("backend", "device", "bootstrap", "heap_size"), arguments)])
+
+
+def _mpi():
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise NotAvailableError(f"nvsym needs an MPI that mpi4py can load, and there is none: {error}. "
+                                'pip install "nvsym[mpich]" brings one, or install Open MPI or MPICH') from error
+    if MPI.Is_finalized():
+        raise NotInitializedError("MPI has been finalized; a job cannot begin any more")
+    return MPI
+
+
+def _warn_of_wrong_launcher(int size):
+    if size > 1:
+        return
+    for name in _LAUNCHER_SIZES:
+        text = os.environ.get(name, "")
+        if text.isdigit() and int(text) > 1:
+            from mpi4py import MPI
+            library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+            warnings.warn(
+                f"the launcher says that the job has {text} processes ({name}), but this MPI ({library}) sees one: each "
+                "process will be a job of its own. The launcher belongs to another MPI than the one that mpi4py loads; "
+                "`python -m nvsym info` shows both", RuntimeWarning, stacklevel=4)
+            return
+
+
+def _start(comm, tuple arguments):
+    """Make the job, on all PEs or on none."""
+    cdef Job job = Job.__new__(Job)
+    cdef Agreement agreement
+    backend, device, bootstrap, heap_size = arguments
+    error = None
+    try:
+        settings = _settings.load()
+        if backend not in BACKENDS:
+            raise ValueError(f"backend: {backend!r} is none of {', '.join(BACKENDS)}")
+        if bootstrap not in BOOTSTRAPS:
+            raise ValueError(f"bootstrap: {bootstrap!r} is none of {', '.join(BOOTSTRAPS)}")
+        size = settings["NVSYM_HEAP_SIZE"] if heap_size is None else _heap_size(heap_size)
+        chosen = settings["NVSYM_BACKEND"] if backend == "auto" else backend
+    except Exception as e:
+        error = e
+        settings, size, chosen = _settings.load({}), 0, None
+    limit = settings["NVSYM_INIT_TIMEOUT"]
+    # Idup and not Dup: a PE that never comes is an error after the time limit, not a hang.
+    own, request = comm.Idup()
+    Agreement(comm, limit).wait(request, "init()")
+    agreement = Agreement(own, limit)
+    try:
+        agreement.vote("init()", error)
+        rows = agreement.gather((socket.gethostname(), __version__, size, chosen, settings["NVSYM_MAX_TEAMS"]), "init()")
+        agreement.names = [f"PE {pe} on {row[0]}" for pe, row in enumerate(rows)]
+        for i, (what, advice) in enumerate((
+                ("the version of nvsym", "Install the same one on every node"),
+                ("the heap size in bytes", "Set NVSYM_HEAP_SIZE or init(heap_size=) alike on every PE"),
+                ("the backend", "Ask for the same one on every PE"),
+                ("NVSYM_MAX_TEAMS", "Set it alike on every PE")), 1):
+            if any(row[i] != rows[0][i] for row in rows):
+                agreement.same(what, rows[agreement.rank][i], advice)
+        job.backend = _choose(chosen, agreement)
+        job.backend.start(agreement, settings, size, device)
+        job.heap = Heap(job.backend, agreement)
+    except BaseException:
+        if agreement.broken is None:
+            own.Free()
+        raise
+    agreement.limit = settings["NVSYM_TIMEOUT"]
+    agreement.watch = _Watch(job)
+    job.agreement = agreement
+    job.my_pe = agreement.rank
+    job.n_pes = agreement.size
+    job.settings = settings
+    job.comm = comm
+    job.arguments = arguments
+    job.count = 1
+    job.pid = os.getpid()
+    job.teams = []
+    job.default_algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE"])
+    return job
+
+
+def _heap_size(value):
+    try:
+        return _settings.parse_size(value)
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"heap_size: {error}") from None
+
+
+cdef Backend _choose(str name, Agreement agreement):
+    """The backend of the job: the one asked for, or for "auto" NVSHMEM where every PE can use it."""
+    if name == "auto":
+        reasons = agreement.gather(_why_no_nvshmem(), "choosing the backend")
+        name = "nvshmem" if all(reason is None for reason in reasons) else "host"
+    error = None
+    backend = None
+    try:
+        if name == "nvshmem":
+            from .backends.nvshmem import NvshmemBackend as cls
+        else:
+            from .backends.host import HostBackend as cls
+        backend = cls()
+    except Exception as e:
+        error = e
+    agreement.vote(f"loading the {name} backend", error)
+    return backend
+
+
+def _why_no_nvshmem():
+    """None where this PE has a usable GPU and NVSHMEM, else the reason."""
+    from . import _nvshmem
+    from .device import number_of_gpus
+    if number_of_gpus() == 0:
+        return "no usable GPU"
+    try:
+        _nvshmem.library_info()
+    except NVSymError as error:
+        return str(error)
+    return None
+
+
+class _Watch:
+    """What a PE looks at while it waits in a host-side collective call."""
+
+    def __init__(self, job):
+        self.job = job
+
+    def __call__(self):
+        (<Job> self.job).backend.check_peers()
+
+
+# ---- the ways in which a process ends -------------------------------------------------------------------------------
+
+
+def _install_hooks():
+    global _hooked
+    if _hooked:
+        return
+    _hooked = True
+    previous = sys.excepthook
+
+    def excepthook(cls, value, trace):
+        previous(cls, value, trace)
+        # In an interactive session an exception ends nothing.
+        if _job is not None and not hasattr(sys, "ps1") and not sys.flags.interactive:
+            _job.failure = value
+
+    sys.excepthook = excepthook
+    # Registered after mpi4py's own handler, so it runs before MPI is finalized.
+    atexit.register(_at_exit)
+    # A program may call MPI.Finalize() itself: MPI first deletes the attributes of COMM_SELF, and can still be called then.
+    MPI = _mpi()
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_at_mpi_finalize), None)
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork():
+    global _forked
+    if _job is not None:
+        _forked = True
+        _job.heap.close("this process was forked after nvsym.init()", ForkError)
+
+
+def _at_mpi_finalize(comm, keyval, value):
+    _end("MPI has been finalized")
+
+
+def _at_exit():
+    _end("the interpreter is ending")
+
+
+def _end(str why):
+    global _job, _ended
+    cdef Job job = _job
+    if job is None or _forked or job.pid != os.getpid():
+        return
+    if job.failure is not None and job.n_pes > 1 and job.settings["NVSYM_ABORT_ON_EXCEPTION"]:
+        _abort(job, f"{type(job.failure).__name__}: {job.failure}")
+    try:
+        job.count = 1
+        job.close()
+    except BaseException as error:
+        if job.n_pes == 1:
+            raise
+        traceback.print_exc()
+        _abort(job, f"{type(error).__name__}: {error}")
+    _job = None
+    _ended = why
+
+
+def _abort(Job job, reason):
+    """End all processes of the job: this one cannot go on, and the others would wait for it."""
+    sys.stdout.flush()
+    print(f"nvsym: PE {job.my_pe} of {job.n_pes} aborts the job: {reason} "
+          "(NVSYM_ABORT_ON_EXCEPTION=0 turns this off)", file=sys.stderr, flush=True)
+    job.backend.set_failed(reason[:400])
+    time.sleep(0.05)    # the launcher forwards what was printed before it ends the others
+    job.comm.Abort(1)
+    os._exit(1)

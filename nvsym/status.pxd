@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# What a function that runs without the GIL says of its failure: filled in C, raised once the GIL is held.
+from libc.stdint cimport int32_t
+
+cdef enum StatusCode:
+    STATUS_OK = 0
+    STATUS_BACKEND        # BackendError
+    STATUS_COLLECTIVE     # CollectiveError
+    STATUS_TIMEOUT        # PeerTimeoutError
+    STATUS_EXITED         # PeerExitedError
+    STATUS_UNREACHABLE    # PeerUnreachableError
+    STATUS_MEMORY         # MemoryError
+    STATUS_CLOSED         # NotInitializedError
+    STATUS_INTERRUPTED    # KeyboardInterrupt
+
+cdef enum:
+    STATUS_PES = 16
+    STATUS_TEXT = 640
+
+cdef struct Status:
+    int     code
+    int     npes            # the number of entries in pes
+    int32_t pes[STATUS_PES]
+    char    text[STATUS_TEXT]
+
+cdef int raise_status(const Status *status) except -1
+cdef void status_text(Status *status, int code, const char *text) noexcept nogil
+# What `error` says, for raise_status in another thread.
+cdef void status_of(Status *status, object error) noexcept
+cdef void status_pe(Status *status, int pe) noexcept nogil

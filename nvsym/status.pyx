@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the status of a C function to a Python exception: the one funnel of nvsym's own nogil code."""
+
+from libc.string cimport strncpy
+
+from . import errors
+
+cdef dict _CLASSES = {
+    STATUS_BACKEND: errors.BackendError,
+    STATUS_COLLECTIVE: errors.CollectiveError,
+    STATUS_TIMEOUT: errors.PeerTimeoutError,
+    STATUS_EXITED: errors.PeerExitedError,
+    STATUS_UNREACHABLE: errors.PeerUnreachableError,
+    STATUS_MEMORY: MemoryError,
+    STATUS_CLOSED: errors.NotInitializedError,
+    STATUS_INTERRUPTED: KeyboardInterrupt,
+}
+
+
+cdef int raise_status(const Status *status) except -1:
+    """Raise what `status` says; return 0 where it says nothing."""
+    if status.code == STATUS_OK:
+        return 0
+    cdef str text = (<const char *> status.text).decode("utf-8", "replace")
+    cls = _CLASSES[status.code]
+    if issubclass(cls, errors.PeerError):
+        raise cls(text, [status.pes[i] for i in range(status.npes)])
+    raise cls(text)
+
+
+cdef void status_text(Status *status, int code, const char *text) noexcept nogil:
+    status.code = code
+    strncpy(status.text, text, STATUS_TEXT - 1)
+    status.text[STATUS_TEXT - 1] = 0
+
+
+cdef void status_pe(Status *status, int pe) noexcept nogil:
+    """Add a PE to those that caused the failure; past the room of the list it is dropped."""
+    if status.npes < STATUS_PES:
+        status.pes[status.npes] = pe
+        status.npes += 1
+
+
+cdef void status_of(Status *status, object error) noexcept:
+    cdef int code = STATUS_BACKEND
+    for known, cls in _CLASSES.items():
+        if isinstance(error, cls) and known != STATUS_BACKEND:
+            code = known
+    text = str(error) if isinstance(error, errors.NVSymError) else f"{type(error).__name__}: {error}"
+    status_text(status, code, text.encode()[:STATUS_TEXT - 1])
+    for pe in getattr(error, "pes", ()):
+        status_pe(status, pe)

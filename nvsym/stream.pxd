@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+from .device cimport Device
+
+cdef class Stream:
+    cdef readonly Device device
+    cdef void *          ptr        # CUstream, or the queue in host memory; NULL: the device's default stream
+    cdef bint            owned
+    cdef object          __weakref__
+
+
+cdef class Event:
+    cdef readonly Device device
+    cdef readonly bint   timing
+    cdef void *          ptr
+    cdef object          __weakref__
+
+
+# The raw stream of a `stream=` argument (not None) for work on `device`.
+cdef int stream_ptr(object stream, Device device, void **ptr) except -1
+
+# A Stream over a raw stream that somebody else owns; NULL: the device's default stream.
+cdef Stream borrow_stream(Device device, void *ptr)

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+from .agreement cimport Agreement
+from .backend cimport TeamData
+from .job cimport Job
+
+cdef class Team:
+    cdef Job           job          # None: not of a running job
+    cdef TeamData      data
+    cdef Agreement     agreement
+    cdef readonly str  name
+    cdef bint          predefined
+    cdef str           ended        # why it cannot be used
+
+    cdef int check(self) except -1
+
+cdef Team as_team(object team, str name)
+cdef int attach_predefined(Job job) except -1
+cdef int detach_predefined() except -1
+cdef Team world_team()

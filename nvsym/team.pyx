@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Team`: a set of PEs that make collective calls together, as in OpenSHMEM 1.5, section 9.4."""
+
+from .errors import CollectiveError, NotInitializedError, NVSymError
+
+from .agreement cimport Agreement
+from .backend cimport TeamData
+from .heap cimport CALL_DESTROY, CALL_SPLIT, meet
+from .job cimport Job, current_job
+
+
+cdef class Team:
+    """A set of PEs. Made by `split_strided` and `split_2d`; `TEAM_WORLD`, `TEAM_NODE` and `TEAM_SHARED` exist in every job.
+
+    A team that was made is destroyed by `destroy`, at the end of its `with` block, or by `finalize`.
+    """
+
+    def __init__(self):
+        raise TypeError("a Team is made by split_strided() or split_2d() of another one")
+
+    def my_pe(self):
+        """This PE's number in the team."""
+        self.check()
+        return self.data.my_pe
+
+    def n_pes(self):
+        """The number of PEs in the team."""
+        self.check()
+        return self.data.n_pes
+
+    @property
+    def pes(self):
+        """The members' numbers in the world, in the order of the team."""
+        self.check()
+        return [self.data.pes[i] for i in range(self.data.n_pes)]
+
+    def translate_pe(self, int pe, Team dest not None):
+        """The number in `dest` of this team's PE `pe`, or -1 if it is not a member.
+
+        Raises
+        ------
+        ValueError
+            If `pe` is not a PE of this team.
+        """
+        self.check()
+        dest.check()
+        if not 0 <= pe < self.data.n_pes:
+            raise ValueError(f"pe: {pe} is not in 0..{self.data.n_pes - 1} of {self!r}")
+        cdef int i
+        for i in range(dest.data.n_pes):
+            if dest.data.pes[i] == self.data.pes[pe]:
+                return i
+        return -1
+
+    def split_strided(self, int start, int stride, int size):
+        """A team of the PEs `start`, `start` + `stride`, ... of this one; collective over this team.
+
+        Parameters
+        ----------
+        start : int
+            The first member's number in this team.
+        stride : int
+            Not zero; may be negative.
+        size : int
+            The number of members, at least one.
+
+        Returns
+        -------
+        Team or None
+            None on the PEs that are not members.
+
+        Raises
+        ------
+        ValueError
+            If a member would not exist or would be there twice.
+        CollectiveError
+            If PEs gave different arguments.
+        """
+        self.check()
+        error = None
+        if size < 1:
+            error = ValueError(f"size: {size} is below one")
+        elif stride == 0 and size > 1:
+            error = ValueError("stride: 0 names the same PE again")
+        elif not (0 <= start < self.data.n_pes and 0 <= start + (size - 1) * stride < self.data.n_pes):
+            error = ValueError(f"start={start}, stride={stride}, size={size}: PE {start + (size - 1) * stride} is not in "
+                               f"0..{self.data.n_pes - 1} of {self!r}")
+        meet(self.agreement, CALL_SPLIT, (_fold(start, stride, size), 0), "split_strided()", error)
+        members = [start + i * stride for i in range(size)]
+        return self.subset(members, f"{self.name}[{start}:{stride}x{size}]", "split_strided()")
+
+    def split_2d(self, int xrange):
+        """Teams of the rows and columns of this team's PEs laid out in rows of `xrange`; collective over this team.
+
+        Parameters
+        ----------
+        xrange : int
+            The length of a row. The last one may be shorter.
+
+        Returns
+        -------
+        x, y : Team
+            The row and the column of this PE.
+        """
+        self.check()
+        error = None if xrange >= 1 else ValueError(f"xrange: {xrange} is below one")
+        meet(self.agreement, CALL_SPLIT, (_fold(xrange, 0, -1), 0), "split_2d()", error)
+        cdef int n = self.data.n_pes, me = self.data.my_pe
+        row, column = me // xrange, me % xrange
+        x = self.subset([pe for pe in range(n) if pe // xrange == row], f"{self.name}.x{row}", "split_2d()")
+        y = self.subset([pe for pe in range(n) if pe % xrange == column], f"{self.name}.y{column}", "split_2d()")
+        return x, y
+
+    def subset(self, list members, str name, str what):
+        """The team of some of this team's PEs, each of which gives the same list; all PEs of this team call it."""
+        cdef Team team = None
+        cdef TeamData data
+        error = None
+        me = self.data.my_pe
+        if me in members:
+            from mpi4py import MPI
+            group = self.agreement.comm.Get_group()
+            part = group.Incl(members)
+            comm = self.agreement.comm.Create_group(part, tag=min(members))
+            part.Free()
+            group.Free()
+            try:
+                pes = [self.data.pes[i] for i in members]
+                agreement = Agreement(comm, self.agreement.limit, [self.job.agreement.names[pe] for pe in pes])
+                agreement.watch = self.agreement.watch
+                data = self.job.backend.create_team(agreement, pes, members.index(me))
+                team = Team.__new__(Team)
+                team.job, team.data, team.agreement, team.name = self.job, data, agreement, name
+            except Exception as e:
+                error = e
+        try:
+            self.agreement.vote(what, error)
+        except Exception:
+            if team is not None:
+                self.job.backend.destroy_team(team.data)
+            if me in members:
+                comm.Free()
+            raise
+        if team is not None:
+            self.job.add_team(team.data, team.agreement)
+        return team
+
+    def destroy(self):
+        """End the team; collective over it. Predefined teams cannot be destroyed.
+
+        Raises
+        ------
+        ValueError
+            For a predefined team.
+        NVSymError
+            If it was destroyed before.
+        """
+        self.check()
+        if self.predefined:
+            raise ValueError(f"{self!r} is predefined and cannot be destroyed")
+        meet(self.agreement, CALL_DESTROY, (0, 0), "destroying a team", None)
+        self.job.drop_team(self.data)
+        self.data, self.agreement, self.job = None, None, None
+        self.ended = "it has been destroyed"
+
+    def __enter__(self):
+        self.check()
+        return self
+
+    def __exit__(self, cls, value, trace):
+        # After an exception the other members may be elsewhere: leave the team to finalize().
+        if cls is None and self.data is not None and not self.predefined:
+            self.destroy()
+
+    def __repr__(self):
+        if self.data is None:
+            return f"<Team {self.name}, not usable: {self.why_not()}>"
+        return f"<Team {self.name}: PE {self.data.my_pe} of {self.data.n_pes}>"
+
+    def __reduce__(self):
+        raise TypeError("a Team belongs to its process and cannot be pickled")
+
+    def why_not(self):
+        return self.ended if self.ended is not None else "there is no job"
+
+    cdef int check(self) except -1:
+        if self.data is None:
+            if self.ended is None:
+                current_job()
+            raise NVSymError(f"the team {self.name} cannot be used: {self.why_not()}")
+        if self.job.heap.closed is not None:
+            current_job()
+            raise NotInitializedError(f"the team {self.name} belongs to a job that cannot be used: {self.job.heap.closed}")
+        return 0
+
+
+cdef object _fold(int a, int b, int c):
+    """Three arguments in one number that differs where they do."""
+    return ((a & 0x1fffff) << 42) | ((b & 0x1fffff) << 21) | (c & 0x1fffff)
+
+
+cdef Team _predefined(str name):
+    cdef Team team = Team.__new__(Team)
+    team.name = name
+    team.predefined = True
+    return team
+
+cdef Team TEAM_WORLD = _predefined("TEAM_WORLD")
+cdef Team TEAM_NODE = _predefined("TEAM_NODE")
+cdef Team TEAM_SHARED = _predefined("TEAM_SHARED")
+
+PREDEFINED = {team.name: team for team in (TEAM_WORLD, TEAM_NODE, TEAM_SHARED)}
+
+
+cdef Team world_team():
+    return TEAM_WORLD
+
+
+cdef int attach_predefined(Job job) except -1:
+    """Make the predefined teams those of a new job; collective."""
+    cdef TeamData world = job.backend.create_team(job.agreement, list(range(job.n_pes)), job.my_pe)
+    job.add_team(world, job.agreement)
+    TEAM_WORLD.job, TEAM_WORLD.data, TEAM_WORLD.agreement = job, world, job.agreement
+    node = [pe for pe in range(job.n_pes) if job.backend.nodes[pe] == job.backend.nodes[job.my_pe]]
+    shared = [pe for pe in node if job.backend.peer_ptr(job.backend.arena_base(0), pe) != NULL]
+    cdef Team team, made
+    for team, members in ((TEAM_NODE, node), (TEAM_SHARED, shared)):
+        made = TEAM_WORLD.subset(members, team.name, f"making {team.name}")
+        team.job, team.data, team.agreement = job, made.data, made.agreement
+    return 0
+
+
+cdef int detach_predefined() except -1:
+    cdef Team team
+    for team in (TEAM_WORLD, TEAM_NODE, TEAM_SHARED):
+        team.job, team.data, team.agreement = None, None, None
+    return 0
+
+
+cdef Team as_team(object team, str name):
+    if team is None:
+        return TEAM_WORLD
+    if not isinstance(team, Team):
+        raise TypeError(f"{name}: expected a Team, not {type(team).__name__}")
+    return <Team> team

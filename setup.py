@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds nvsym's extension modules. What the package is, is said in pyproject.toml.
+
+Every ``nvsym/**/*.pyx`` becomes the extension of the same dotted name. ``python setup.py build_ext --inplace`` builds what changed
+since the last time: Cython follows the ``.pxd`` files, and the compiler leaves a list of the headers it read beside each object.
+No GPU library and no MPI is linked: what a backend needs is opened when it is first used.
+
+Settings, from the environment:
+
+NVSYM_BUILD_JOBS
+    How many files are compiled at a time (default: the cores of this process, at most 8).
+NVSYM_BUILD_DEBUG
+    1: no optimisation, full debugging information.
+NVSYM_BUILD_EXTENSIONS
+    0: leave the extensions alone, where they are built in place already and only the package is to be registered.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+HEADERS = sorted((ROOT / "include" / "nvsym").glob("*.h")) + sorted((ROOT / "include" / "nvsym").glob("*.cuh"))
+
+DIRECTIVES = {
+    "language_level": 3,
+    "binding": True,
+    "embedsignature": False,
+    "boundscheck": False,
+    "wraparound": False,
+    "freethreading_compatible": False,
+}
+
+# What an extension needs beyond its .pyx, by dotted name: any argument of `Extension`. Sources and include_dirs are added to the
+# common ones, compile and link arguments follow them; "language": "c++" makes a C++ module.
+EXTRAS = {
+    "nvsym.backends.host": {
+        "sources": ["nvsym/backends/host_reduce.c"],
+        # The same bits on every machine: processors with and without fused multiply-add take part in one job.
+        "extra_compile_args": ["-ffp-contract=off"],
+    },
+}
+
+OPTIMISE = ["-O0", "-g3"] if os.environ.get("NVSYM_BUILD_DEBUG") == "1" else ["-O3", "-g0"]
+COMPILE = [
+    *OPTIMISE,
+    # Symmetric memory holds one type after another.
+    "-fno-strict-aliasing",
+    "-fvisibility=hidden",
+    "-pthread",
+    # The compiler's own list of the headers an object comes from, for the next build.
+    "-MMD",
+    # Cython leaves helpers unused and compares C integers of both kinds.
+    "-Wno-unused-function",
+    "-Wno-sign-compare",
+]
+LANGUAGE = {
+    # A forgotten declaration is an error, not a guess.
+    "c": ["-std=gnu11", "-Werror=implicit-function-declaration", "-Werror=incompatible-pointer-types"],
+    "c++": ["-std=c++17", "-fvisibility-inlines-hidden"],
+}
+
+
+def jobs():
+    return int(os.environ.get("NVSYM_BUILD_JOBS") or min(8, len(os.sched_getaffinity(0))))
+
+
+def extensions():
+    """One `Extension` for each .pyx of the package."""
+    if os.environ.get("NVSYM_BUILD_EXTENSIONS") == "0":
+        return []
+    found = []
+    for file in sorted((ROOT / "nvsym").rglob("*.pyx")):
+        path = file.relative_to(ROOT)
+        name = ".".join(path.with_suffix("").parts)
+        extra = dict(EXTRAS.get(name, {}))
+        language = extra.pop("language", "c")
+        found.append(
+            Extension(
+                name,
+                [str(path), *extra.pop("sources", [])],
+                language=language,
+                include_dirs=["include", str(path.parent), *extra.pop("include_dirs", [])],
+                extra_compile_args=[*COMPILE, *LANGUAGE[language], *extra.pop("extra_compile_args", [])],
+                extra_link_args=["-pthread", *extra.pop("extra_link_args", [])],
+                **extra,
+            )
+        )
+    unknown = EXTRAS.keys() - {extension.name for extension in found}
+    if unknown:
+        raise SystemExit(f"setup.py: EXTRAS names {', '.join(sorted(unknown))}, but there is no such .pyx file")
+    return found
+
+
+class BuildExt(build_ext):
+    """Runs Cython, compiles in parallel, and says which file it is at."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        if self.parallel is None:
+            self.parallel = jobs()
+
+    def run(self):
+        if self.extensions:
+            self.cythonize()
+        super().run()
+
+    def cythonize(self):
+        # Not when this file is read: an sdist has the .pyx, and takes no Cython.
+        from Cython.Build import cythonize
+
+        sources = {extension.name: list(extension.sources) for extension in self.extensions}
+        generated = [
+            Path(source).with_suffix(".cpp" if extension.language == "c++" else ".c")
+            for extension in self.extensions
+            for source in extension.sources
+            if source.endswith(".pyx")
+        ]
+        script = Path(__file__).stat().st_mtime
+        compiled = cythonize(
+            self.extensions,
+            nthreads=jobs(),
+            include_path=["."],
+            compiler_directives=DIRECTIVES,
+            # Cython does not see that the directives above changed.
+            force=self.force or any(file.exists() and file.stat().st_mtime < script for file in generated),
+        )
+        by_name = {extension.name: extension for extension in compiled}
+        for extension in self.extensions:
+            extension.sources = by_name[extension.name].sources
+            pyx = [source for source in sources[extension.name] if source.endswith(".pyx")]
+            extension.depends = sorted({"setup.py", *pyx, *self.headers_read(extension)})
+
+    def headers_read(self, extension):
+        """The headers of an extension's objects as of their last compilation."""
+        for source in extension.sources:
+            listing = Path(self.build_temp, source).with_suffix(".d")
+            if listing.is_file():
+                names = re.split(r"(?<!\\)\s+", listing.read_text().replace("\\\n", " ").partition(":")[2])
+                yield from (name.replace("\\ ", " ") for name in names if name.endswith((".h", ".hpp", ".cuh")))
+
+    def build_extension(self, extension):
+        target = Path(self.get_ext_fullpath(extension.name))
+        before = target.stat().st_mtime_ns if target.exists() else None
+        start = time.monotonic()
+        super().build_extension(extension)
+        if target.stat().st_mtime_ns != before:
+            print(f"built {extension.name} ({time.monotonic() - start:.1f} s)", flush=True)
+
+
+class BuildPy(build_py):
+    """Puts include/ into the package, as nvsym/include, where nvsym.get_include() finds it."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            for source, target in self.headers():
+                self.mkpath(os.path.dirname(target))
+                self.copy_file(str(source), target)
+
+    def headers(self):
+        folder = os.path.join(self.build_lib, "nvsym", "include", "nvsym")
+        return [(header.relative_to(ROOT), os.path.join(folder, header.name)) for header in HEADERS]
+
+    def get_outputs(self, include_bytecode=True):
+        return super().get_outputs(include_bytecode) + [target for _, target in self.headers()]
+
+    def get_source_files(self):
+        return super().get_source_files() + [str(source) for source, _ in self.headers()]
+
+
+if __name__ == "__main__":
+    setup(license="Apache-2.0", ext_modules=extensions(), cmdclass={"build_ext": BuildExt, "build_py": BuildPy})
