@@ -83,6 +83,7 @@ INSTALL = NVSYM_BUILD_EXTENSIONS=0 $(PY) -m pip install --disable-pip-version-ch
 	$(call say,looking for an MPI)
 	@if ! $(LAUNCH) --show; then \
 	    [ "$(MPI)" != openmpi ] || exit 1; \
+	    echo "== installing the wheel of MPICH"; \
 	    $(PY) -m pip install --disable-pip-version-check mpich && $(LAUNCH) --show; \
 	fi
 	@touch $@
@@ -119,14 +120,14 @@ test-openmpi: .make/dev .make/build ## run the test suite with Open MPI
 	@NVSYM_TEST_MPI=openmpi $(PY) -m pytest $(PYTEST_ARGS)
 
 lint: .make/dev ## ruff, mypy, cython-lint, codespell; all of them, then the verdict
-	@failed=; \
-	check() { echo "== $$*"; "$(VENV)/bin/$$@" || failed="$$failed $$1"; }; \
+	@failed=; PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; \
+	check() { echo "== $$*"; "$$@" || failed="$$failed, $$*"; }; \
 	check ruff check; \
 	check ruff format --check; \
 	check mypy; \
 	check cython-lint nvsym tests; \
 	check codespell; \
-	[ -z "$$failed" ] || { echo "== failed:$$failed"; exit 1; }
+	[ -z "$$failed" ] || { echo "== failed: $${failed#, }"; exit 1; }
 
 bench: .make/package .make/build .make/mpi-$(or $(MPI),any) ## measure the host backend against mpi4py
 	$(call say,benchmarks/host.py)

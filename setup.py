@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds nvsym's extension modules. What the package is, is said in pyproject.toml.
 
-Every ``nvsym/**/*.pyx`` becomes the extension of the same dotted name. ``python setup.py build_ext --inplace`` builds what changed
-since the last time: Cython follows the ``.pxd`` files, and the compiler leaves a list of the headers it read beside each object.
-No GPU library and no MPI is linked: what a backend needs is opened when it is first used.
+Every ``nvsym/**/*.pyx`` becomes the extension of the same dotted name. ``python setup.py build_ext --inplace`` builds
+what changed since the last time: Cython follows the ``.pxd`` files, and beside each object the compiler lists the
+headers that it read. No GPU library and no MPI is linked: what a backend needs is opened when it is first used.
 
 Settings, from the environment:
 
@@ -27,6 +27,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 HEADERS = sorted((ROOT / "include" / "nvsym").glob("*.h")) + sorted((ROOT / "include" / "nvsym").glob("*.cuh"))
 
+DEBUG = os.environ.get("NVSYM_BUILD_DEBUG") == "1"
+
 DIRECTIVES = {
     "language_level": 3,
     "binding": True,
@@ -36,17 +38,18 @@ DIRECTIVES = {
     "freethreading_compatible": False,
 }
 
-# What an extension needs beyond its .pyx, by dotted name: any argument of `Extension`. Sources and include_dirs are added to the
-# common ones, compile and link arguments follow them; "language": "c++" makes a C++ module.
+# What an extension needs beyond its .pyx, by dotted name: any argument of `Extension`. Lists are added to the common
+# ones; "language": "c++" makes a C++ module.
 EXTRAS = {
     "nvsym.backends.host": {
         "sources": ["nvsym/backends/host_reduce.c"],
         # The same bits on every machine: processors with and without fused multiply-add take part in one job.
-        "extra_compile_args": ["-ffp-contract=off"],
+        "extra_compile_args": ["-ffp-contract=off", *([] if DEBUG else ["-O3"])],
     },
 }
 
-OPTIMISE = ["-O0", "-g3"] if os.environ.get("NVSYM_BUILD_DEBUG") == "1" else ["-O3", "-g0"]
+# -O3 takes a quarter longer over the code around the calls; what computes asks for it above.
+OPTIMISE = ["-O0", "-g3"] if DEBUG else ["-O2", "-g0"]
 COMPILE = [
     *OPTIMISE,
     # Symmetric memory holds one type after another.
@@ -113,6 +116,7 @@ class BuildExt(build_ext):
     def cythonize(self):
         # Not when this file is read: an sdist has the .pyx, and takes no Cython.
         from Cython.Build import cythonize
+        from Cython.Compiler.Errors import CompileError
 
         sources = {extension.name: list(extension.sources) for extension in self.extensions}
         generated = [
@@ -122,14 +126,18 @@ class BuildExt(build_ext):
             if source.endswith(".pyx")
         ]
         script = Path(__file__).stat().st_mtime
-        compiled = cythonize(
-            self.extensions,
-            nthreads=jobs(),
-            include_path=["."],
-            compiler_directives=DIRECTIVES,
-            # Cython does not see that the directives above changed.
-            force=self.force or any(file.exists() and file.stat().st_mtime < script for file in generated),
-        )
+        # Cython does not see that the directives above changed.
+        force = self.force or any(file.exists() and file.stat().st_mtime < script for file in generated)
+        try:
+            compiled = cythonize(
+                self.extensions,
+                nthreads=jobs(),
+                include_path=["."],
+                compiler_directives=DIRECTIVES,
+                force=force,
+            )
+        except CompileError as error:
+            raise SystemExit(f"setup.py: Cython found the errors above, the first of them in {error}") from None
         by_name = {extension.name: extension for extension in compiled}
         for extension in self.extensions:
             extension.sources = by_name[extension.name].sources

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reduction kernels of the host backend against NumPy: sum of two arrays into a third, on one core.
 
-Compiles nvsym/backends/host_reduce.c by itself, so that nothing but the kernels is measured. The cost of calling NumPy, as
-measured with arrays of one element, is taken off its times. GB/s count the bytes of the three arrays.
+Compiles nvsym/backends/host_reduce.c by itself, so that nothing but the kernels is measured. The cost of calling NumPy,
+as measured with arrays of one element, is taken off its times. GB/s count the bytes of all arrays.
 
     python benchmarks/reduce_kernels.py [--ops sum,prod] [--sources 2] [--dtypes float32,bfloat16] [--json FILE]
 """
@@ -65,9 +65,8 @@ def build(directory, flags):
     subprocess.run([*compiler.split(), *flags, "-shared", "-fPIC", *includes, *sources, "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.measure.restype = ctypes.c_double
-    loaded.measure.argtypes = [
-        ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_size_t, ctypes.c_int,
-    ]  # fmt: skip
+    integer, pointer = ctypes.c_int, ctypes.c_void_p
+    loaded.measure.argtypes = [integer, integer, pointer, pointer, integer, ctypes.c_size_t, integer]
     return loaded
 
 
@@ -76,7 +75,7 @@ def aligned(dtype, n, rng):
     raw = np.empty(n * dtype.itemsize + 256, np.uint8)
     start = -raw.ctypes.data % 256
     array = raw[start : start + n * dtype.itemsize].view(dtype)
-    array[:] = rng.integers(0, 2, n).astype(dtype) if dtype.kind == "b" else rng.integers(1, 4, n).astype(np.float32).astype(dtype)
+    array[:] = rng.integers(0, 2, n) if dtype.kind == "b" else rng.integers(1, 4, n).astype(np.float32)
     return array
 
 
@@ -97,9 +96,9 @@ def numpy_calls(ufunc, arrays, out):
     def measure(repeats):
         start = time.perf_counter()
         for _ in range(repeats):
-            ufunc(arrays[0], arrays[1], out)
+            ufunc(arrays[0], arrays[1], out=out)
             for more in arrays[2:]:
-                ufunc(out, more, out)
+                ufunc(out, more, out=out)
         return time.perf_counter() - start
 
     return measure

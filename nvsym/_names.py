@@ -11,7 +11,7 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"
 
 
 def launcher_rank():
-    """This process's number among those that the launcher started, or 0 where no launcher says."""
+    """The number of this process among those that the launcher started, or 0 where no launcher says."""
     for name in _RANKS:
         text = os.environ.get(name, "")
         if text.isdigit():

@@ -15,6 +15,7 @@ from .errors import SettingError
 __all__ = ["SETTINGS", "Setting", "Settings", "format_size", "load", "parse_size"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_LARGEST = 1 << 46
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 # Names that belong to the test suite and the build, not to the runtime.
@@ -27,7 +28,7 @@ def parse_size(text):
     Raises
     ------
     ValueError
-        If the text is no size, or is not a whole number of bytes above zero.
+        If the text is no size, or is not a whole number of bytes above zero that an address space holds.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         nbytes = text
@@ -41,6 +42,8 @@ def parse_size(text):
             raise ValueError(f"{text!r} is not a whole number of bytes")
     if nbytes <= 0:
         raise ValueError(f"a size must be above zero, not {text!r}")
+    if nbytes > _LARGEST:
+        raise ValueError(f"{text!r} is more than an address space holds")
     return nbytes
 
 

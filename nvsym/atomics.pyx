@@ -7,11 +7,13 @@ set, swap and add. They are atomic with respect to each other. Each is done when
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from .buffer cimport SHMEMBuffer, as_buffer
-from .rma cimport bad_pe
+import numpy as np
+
+from .buffer cimport SHMEMBuffer, as_buffer, as_pe
 from .types cimport (
     NVSYM_AMO_ADD, NVSYM_AMO_AND, NVSYM_AMO_COMPARE_SWAP, NVSYM_AMO_FETCH, NVSYM_AMO_OR, NVSYM_AMO_SET, NVSYM_AMO_SWAP,
-    NVSYM_AMO_XOR, NVSYM_FLOAT32, NVSYM_FLOAT64, NVSYM_INT32, NVSYM_INT64, NVSYM_UINT32, NVSYM_UINT64)
+    NVSYM_AMO_XOR, NVSYM_DTYPE_COUNT, NVSYM_FLOAT32, NVSYM_FLOAT64, NVSYM_INT32, NVSYM_INT64, NVSYM_UINT32,
+    NVSYM_UINT64)
 
 cdef union Element:
     int32_t  i32
@@ -22,7 +24,7 @@ cdef union Element:
     double   f64
 
 
-cdef SHMEMBuffer as_target(object dest, int pe, bint floats):
+cdef SHMEMBuffer as_target(object dest, object pe, bint floats, int *number):
     cdef SHMEMBuffer d = as_buffer(dest, "dest")
     cdef int t = d.type_id
     if t != NVSYM_INT64 and t != NVSYM_UINT64 and t != NVSYM_INT32 and t != NVSYM_UINT32 and not (
@@ -31,8 +33,7 @@ cdef SHMEMBuffer as_target(object dest, int pe, bint floats):
                         "and float64 have fetch, set, swap and add")
     if d.count != 1:
         raise ValueError(f"dest: an atomic operation acts on one element, not {d.count}; take a slice such as dest[3:4]")
-    if pe < 0 or pe >= d.job.n_pes:
-        bad_pe(pe, d.job.n_pes)
+    number[0] = as_pe(pe, d.job.n_pes)
     return d
 
 
@@ -59,20 +60,28 @@ cdef int to_element(SHMEMBuffer d, object value, str name, Element *e) except -1
     return 0
 
 
+# A scalar is read from an array in a third of the time that it takes to make one from a number. Under the GIL all calls
+# share one array of each type.
+cdef list SCALARS = [None] * NVSYM_DTYPE_COUNT
+cdef Element *SCALAR_MEMORY[NVSYM_DTYPE_COUNT]
+
+
+cdef int make_scalars() except -1:
+    for t, name in ((NVSYM_INT32, "int32"), (NVSYM_UINT32, "uint32"), (NVSYM_INT64, "int64"), (NVSYM_UINT64, "uint64"),
+                    (NVSYM_FLOAT32, "float32"), (NVSYM_FLOAT64, "float64")):
+        memory = np.zeros(1, np.uint64)
+        SCALARS[t] = memory.view(name)
+        SCALAR_MEMORY[<int> t] = <Element *> <size_t> memory.ctypes.data
+    return 0
+
+
+make_scalars()
+
+
 cdef object from_element(SHMEMBuffer d, const Element *e):
     """The element as a NumPy scalar."""
-    cdef int t = d.type_id
-    if t == NVSYM_INT64:
-        return d.element.scalar(e.i64)
-    if t == NVSYM_UINT64:
-        return d.element.scalar(e.u64)
-    if t == NVSYM_INT32:
-        return d.element.scalar(e.i32)
-    if t == NVSYM_UINT32:
-        return d.element.scalar(e.u32)
-    if t == NVSYM_FLOAT32:
-        return d.element.scalar(e.f32)
-    return d.element.scalar(e.f64)
+    SCALAR_MEMORY[d.type_id][0] = e[0]
+    return SCALARS[d.type_id][0]
 
 
 cdef object fetch_with(SHMEMBuffer d, int amo, object value, int pe):
@@ -89,59 +98,69 @@ cdef int apply(SHMEMBuffer d, int amo, object value, int pe) except -1:
     return 0
 
 
-def atomic_fetch(dest, int pe):
+def atomic_fetch(dest, pe):
     """The value of `dest` on PE `pe`, as a NumPy scalar."""
-    cdef SHMEMBuffer d = as_target(dest, pe, True)
+    cdef int number = 0
+    cdef SHMEMBuffer d = as_target(dest, pe, True, &number)
     cdef Element old
-    d.job.backend.atomic(NVSYM_AMO_FETCH, d.type_id, d.ptr, NULL, NULL, &old, pe)
+    d.job.backend.atomic(NVSYM_AMO_FETCH, d.type_id, d.ptr, NULL, NULL, &old, number)
     return from_element(d, &old)
 
 
-def atomic_set(dest, value, int pe):
+def atomic_set(dest, value, pe):
     """Set `dest` on PE `pe` to `value`."""
-    apply(as_target(dest, pe, True), NVSYM_AMO_SET, value, pe)
+    cdef int number = 0
+    apply(as_target(dest, pe, True, &number), NVSYM_AMO_SET, value, number)
 
 
-def atomic_add(dest, value, int pe):
+def atomic_add(dest, value, pe):
     """Add `value` to `dest` on PE `pe`."""
-    apply(as_target(dest, pe, True), NVSYM_AMO_ADD, value, pe)
+    cdef int number = 0
+    apply(as_target(dest, pe, True, &number), NVSYM_AMO_ADD, value, number)
 
 
-def atomic_fetch_add(dest, value, int pe):
+def atomic_fetch_add(dest, value, pe):
     """Add `value` to `dest` on PE `pe`; the value before, as a NumPy scalar."""
-    return fetch_with(as_target(dest, pe, True), NVSYM_AMO_ADD, value, pe)
+    cdef int number = 0
+    return fetch_with(as_target(dest, pe, True, &number), NVSYM_AMO_ADD, value, number)
 
 
-def atomic_inc(dest, int pe):
+def atomic_inc(dest, pe):
     """Add one to `dest` on PE `pe`."""
-    apply(as_target(dest, pe, False), NVSYM_AMO_ADD, 1, pe)
+    cdef int number = 0
+    apply(as_target(dest, pe, False, &number), NVSYM_AMO_ADD, 1, number)
 
 
-def atomic_swap(dest, value, int pe):
+def atomic_swap(dest, value, pe):
     """Set `dest` on PE `pe` to `value`; the value before, as a NumPy scalar."""
-    return fetch_with(as_target(dest, pe, True), NVSYM_AMO_SWAP, value, pe)
+    cdef int number = 0
+    return fetch_with(as_target(dest, pe, True, &number), NVSYM_AMO_SWAP, value, number)
 
 
-def atomic_compare_swap(dest, cond, value, int pe):
+def atomic_compare_swap(dest, cond, value, pe):
     """Set `dest` on PE `pe` to `value` if it equals `cond`; the value before, as a NumPy scalar."""
-    cdef SHMEMBuffer d = as_target(dest, pe, False)
+    cdef int number = 0
+    cdef SHMEMBuffer d = as_target(dest, pe, False, &number)
     cdef Element operand, expected, old
     to_element(d, cond, "cond", &expected)
     to_element(d, value, "value", &operand)
-    d.job.backend.atomic(NVSYM_AMO_COMPARE_SWAP, d.type_id, d.ptr, &operand, &expected, &old, pe)
+    d.job.backend.atomic(NVSYM_AMO_COMPARE_SWAP, d.type_id, d.ptr, &operand, &expected, &old, number)
     return from_element(d, &old)
 
 
-def atomic_and(dest, value, int pe):
+def atomic_and(dest, value, pe):
     """Combine `dest` on PE `pe` with `value` by bitwise and."""
-    apply(as_target(dest, pe, False), NVSYM_AMO_AND, value, pe)
+    cdef int number = 0
+    apply(as_target(dest, pe, False, &number), NVSYM_AMO_AND, value, number)
 
 
-def atomic_or(dest, value, int pe):
+def atomic_or(dest, value, pe):
     """Combine `dest` on PE `pe` with `value` by bitwise or."""
-    apply(as_target(dest, pe, False), NVSYM_AMO_OR, value, pe)
+    cdef int number = 0
+    apply(as_target(dest, pe, False, &number), NVSYM_AMO_OR, value, number)
 
 
-def atomic_xor(dest, value, int pe):
+def atomic_xor(dest, value, pe):
     """Combine `dest` on PE `pe` with `value` by bitwise exclusive or."""
-    apply(as_target(dest, pe, False), NVSYM_AMO_XOR, value, pe)
+    cdef int number = 0
+    apply(as_target(dest, pe, False, &number), NVSYM_AMO_XOR, value, number)

@@ -55,6 +55,7 @@ cdef class Backend:
     cdef readonly list   devices    # one Device per PE
     cdef readonly list   nodes      # the number of each PE's node
     cdef Runtime         runtime
+    cdef str             bootstrap  # how NVSHMEM's PEs find each other; set before `start`
 
     # The job. `start` is collective and votes over each step; `stop` is collective and called once all PEs have agreed.
     cdef int    start(self, Agreement agreement, object settings, size_t heap_size, object device) except -1
@@ -105,5 +106,6 @@ cdef class Backend:
     cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
                            void *stream, object keep) except -1
     cdef object why_no_reduce(self, int dtype, int op, int algorithm)       # None, or why it cannot be done
-    # This PE's part of a collective call failed before it began: tell the others, where they can be told.
-    cdef int fail(self, TeamData team, int kind, str reason) except -1
+    # This PE's part of a collective call failed before it began: tell the others, where they can be told, in the call's place in
+    # the order of the stream.
+    cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1

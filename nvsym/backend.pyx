@@ -140,5 +140,5 @@ cdef class Backend:
     cdef object why_no_reduce(self, int dtype, int op, int algorithm):
         raise NotImplementedError
 
-    cdef int fail(self, TeamData team, int kind, str reason) except -1:
+    cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         raise NotImplementedError

@@ -19,7 +19,11 @@ cdef class SHMEMBuffer:
     cdef SHMEMBuffer alias(self, size_t start, size_t count)
     cdef int bind(self, Job job, Allocation block, object element, size_t count) except -1
     cdef int fill_now(self, object pattern) except -1
+    cdef object keeper(self)
     cdef int copy_host(self, object other, str name, object stream, bint out) except -1
 
 # A live SHMEMBuffer that an argument must be.
 cdef SHMEMBuffer as_buffer(object obj, str name)
+
+# The number of a PE that exists.
+cdef int as_pe(object pe, int n_pes) except -1

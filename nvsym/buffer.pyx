@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SHMEMBuffer[dtype]`: a typed buffer on the symmetric heap, at the same offset on every PE."""
 
-from cpython.buffer cimport PyObject_GetBuffer
 from libc.stdint cimport int64_t
+
+from operator import index
 
 import numpy as np
 
@@ -11,9 +12,19 @@ from .errors import FreedBufferError, MulticastUnsupportedError, PeerUnreachable
 
 from .heap cimport Allocation
 from .job cimport Job, current_job
-from .memory cimport Buffer, HostArray, array_over, export_array, host_array, make_buffer
+from .memory cimport (
+    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, export_array, fill_view, hand_over, host_array,
+    make_buffer)
 from .stream cimport stream_ptr
 from .team cimport Team, as_team
+
+cdef extern from "Python.h":
+    long PyLong_AsLongAndOverflow(object obj, int *overflow) except? -1
+
+cdef enum:
+    FILL_STEP = 1 << 20     # bytes
+
+cdef dict KIND_ORDER = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
 
 cdef dict _classes = {}     # DType -> the class of its buffers
 
@@ -87,12 +98,15 @@ cdef class SHMEMBuffer:
         cdef SHMEMBuffer buffer = _new(cls)
         error = None
         try:
-            pattern = np.full(1, value, cls.dtype)
+            pattern = as_pattern(value, buffer._element)
         except Exception as e:
             error = e
         allocate(buffer, n, error)
-        buffer.fill_now(pattern)
-        buffer.job.agreement.vote("filling a new buffer")
+        try:
+            buffer.fill_now(pattern)
+        except Exception as e:
+            error = e
+        buffer.job.agreement.vote("filling a new buffer", error)
         return buffer
 
     @classmethod
@@ -119,8 +133,11 @@ cdef class SHMEMBuffer:
         except Exception as e:
             error = e
         allocate(buffer, n, error)
-        buffer.job.backend.runtime.copy_now(buffer.job.backend.device.ordinal, buffer.ptr, host.ptr, host.nbytes)
-        buffer.job.agreement.vote("filling a new buffer")
+        try:
+            buffer.job.backend.runtime.copy_now(buffer.job.backend.device.ordinal, buffer.ptr, host.ptr, host.nbytes)
+        except Exception as e:
+            error = e
+        buffer.job.agreement.vote("filling a new buffer", error)
         return buffer
 
     @classmethod
@@ -143,13 +160,10 @@ cdef class SHMEMBuffer:
         """
         cdef SHMEMBuffer buffer = _new(cls)
         cdef Job job = current_job()
-        cdef size_t address = ptr
-        cdef int64_t count = n
+        cdef size_t address = as_address(ptr, "ptr")
+        cdef int64_t count = as_count(n, cls._element)
         cdef int arena
-        cdef size_t base, nbytes
-        if count < 0:
-            raise ValueError(f"n: {count} elements")
-        nbytes = count * cls.itemsize
+        cdef size_t base, nbytes = count * cls.itemsize
         if address % <size_t> cls.itemsize:
             raise ValueError(f"ptr: {address:#x} is not aligned to {cls.itemsize} bytes, the size of {cls._element.name}")
         for arena in range(job.backend.arena_count()):
@@ -261,11 +275,15 @@ cdef class SHMEMBuffer:
         cdef void *ptr = NULL
         self.check()
         self.stream_of(stream, &ptr)
-        pattern = np.full(self.count, value, self.element.numpy)
+        pattern = as_pattern(value, self.element)
+        if self.job.backend.runtime.fill(self.job.backend.device.ordinal, self.ptr, <void *> <size_t> pattern.ctypes.data,
+                                         self.item, self.count, ptr):
+            return
+        pattern = np.repeat(pattern, self.count)
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, self.ptr, <void *> <size_t> pattern.ctypes.data,
                                       self.count * self.item, ptr, (self, pattern))
 
-    def peer(self, int pe):
+    def peer(self, pe):
         """A `Buffer` over the copy of another PE.
 
         Raises
@@ -276,15 +294,16 @@ cdef class SHMEMBuffer:
             If its memory cannot be addressed from here.
         """
         self.check()
-        if not 0 <= pe < self.job.n_pes:
-            raise ValueError(f"pe: {pe} is not in 0..{self.job.n_pes - 1}")
-        cdef void *ptr = self.job.backend.peer_ptr(self.ptr, pe)
+        cdef int number = as_pe(pe, self.job.n_pes)
+        cdef void *ptr = self.job.backend.peer_ptr(self.ptr, number)
         if ptr == NULL:
             raise PeerUnreachableError(
-                f"the memory of PE {pe} ({self.job.agreement.names[pe]}) cannot be addressed from PE {self.job.my_pe} "
-                f"({self.job.agreement.names[self.job.my_pe]}), which is on another node; use put and get", [pe])
-        return make_buffer(self.job.backend.devices[pe], self.element, (self.count,), ptr, self.block,
-                           self.job.backend.memory_keeper())
+                f"the memory of PE {number} ({self.job.agreement.names[number]}) cannot be addressed from PE {self.job.my_pe} "
+                f"({self.job.agreement.names[self.job.my_pe]}), which is on another node; use put and get", [number])
+        cdef Buffer buffer = make_buffer(self.job.backend.devices[number], self.element, (self.count,), ptr, self.block,
+                                         self.keeper())
+        buffer.via = self.job.backend.device
+        return buffer
 
     def multicast(self, team=None):
         """A `Buffer` over the multicast alias of the buffer: a store goes to all PEs of `team`, a load reduces over them.
@@ -301,7 +320,7 @@ cdef class SHMEMBuffer:
         cdef void *ptr = self.job.backend.multicast_ptr(t.data, self.ptr)
         if ptr != NULL:
             buffer = make_buffer(self.job.backend.device, self.element, (self.count,), ptr, self.block,
-                                 self.job.backend.memory_keeper())
+                                 self.keeper())
             buffer.no_host_access = "a multicast address is for kernels: the host and copies must not touch it"
             return buffer
         for name, supported, reason in self.job.backend.capabilities():
@@ -329,6 +348,8 @@ cdef class SHMEMBuffer:
             self.block.check()
         if self.block is not None and self.block.id == -1:
             self.block.check()
+            if self.is_view:
+                raise ValueError("a view cannot be freed; free the buffer that it is a view of")
             self.block.freed = True
             self.keep = None
             return
@@ -355,29 +376,33 @@ cdef class SHMEMBuffer:
         self.check()
         if not self.job.backend.device.is_host:
             raise BufferError("memory of a GPU has no buffer protocol; use to_numpy(), DLPack or __cuda_array_interface__")
-        PyObject_GetBuffer(array_over(self.block, self.job.backend.memory_keeper(), self.ptr, self.element,
-                                      (self.count,), False), view, flags)
+        fill_view(array_over(self.block, self.keeper(), self.ptr, self.element, (self.count,), False), self.element, view, flags)
 
     def __array__(self, dtype=None, copy=None):
         self.check()
         if self.job.backend.device.is_host:
-            array = array_over(self.block, self.job.backend.memory_keeper(), self.ptr, self.element, (self.count,), False)
-            if copy:
-                array = array.copy()
-        elif copy is False:
+            array = array_over(self.block, self.keeper(), self.ptr, self.element, (self.count,), False)
+            return as_requested(array, dtype, copy)
+        if copy is False:
             raise ValueError("memory of a GPU cannot be seen as a NumPy array without a copy")
-        else:
-            array = self.to_numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        return as_requested(self.to_numpy(), dtype, None)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         self.check()
-        return export_array(self.block, self.job.backend.memory_keeper(), self.ptr, self.element, (self.count,),
+        hand_over(self.job.backend.device, self.job.backend.stream, stream)
+        return export_array(self.block, self.keeper(), self.ptr, self.element, (self.count,),
                             self.job.backend.device, False, max_version, dl_device, copy)
 
     def __dlpack_device__(self):
         self.check()
         return (self.job.backend.device.dlpack_type, max(self.job.backend.device.ordinal, 0))
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.job is None or self.job.backend.device.is_host:
+            raise AttributeError("__cuda_array_interface__: the memory is not a GPU's")
+        self.check()
+        return cuda_array_interface(self.ptr, self.element, (self.count,), False, self.job.backend.stream)
 
     def __repr__(self):
         cdef str name = type(self).__name__
@@ -420,10 +445,23 @@ cdef class SHMEMBuffer:
         return 0
 
     cdef int fill_now(self, object pattern) except -1:
-        values = np.repeat(pattern, self.count)
-        self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, self.ptr,
-                                          <void *> <size_t> values.ctypes.data, self.count * self.item)
+        if self.job.backend.runtime.fill_now(self.job.backend.device.ordinal, self.ptr,
+                                             <void *> <size_t> pattern.ctypes.data, self.item, self.count):
+            return 0
+        cdef size_t step = min(self.count, <size_t> (FILL_STEP // self.item)), done = 0, n
+        values = np.repeat(pattern, step)
+        cdef size_t source = values.ctypes.data
+        while done < self.count:
+            n = min(step, self.count - done)
+            self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, self.ptr + done * self.item, <void *> source,
+                                              n * self.item)
+            done += n
         return 0
+
+    cdef object keeper(self):
+        """What keeps the memory mapped, for those that alias it."""
+        keeper = self.job.backend.memory_keeper()
+        return keeper if self.keep is None else (keeper, self.keep)
 
     cdef int copy_host(self, object other, str name, object stream, bint out) except -1:
         cdef HostArray host
@@ -433,9 +471,7 @@ cdef class SHMEMBuffer:
         self.check()
         self.stream_of(stream, &ptr)
         if isinstance(other, int) and not isinstance(other, bool):
-            if other <= 0:
-                raise ValueError(f"{name}: {other} is no address")
-            address = <char *> <size_t> other
+            address = <char *> as_address(other, name)
         else:
             host = HostArray()
             host_array(host, name, other, self.element, self.count, out)
@@ -465,13 +501,7 @@ cdef int allocate(SHMEMBuffer buffer, object n, object error) except -1:
     if error is None:
         try:
             job.backend.check_host_call()
-            if isinstance(n, bool) or not hasattr(type(n), "__index__"):
-                raise TypeError(f"n: expected a number of elements, not {type(n).__name__}")
-            if n < 0:
-                raise ValueError(f"n: {n} elements")
-            if n * element.itemsize >= 1 << 62:
-                raise ValueError(f"n: {n} elements of {element.name} are more than any memory holds")
-            count = n
+            count = as_count(n, element)
         except Exception as e:
             error = e
     return buffer.bind(job, job.heap.allocate(element, count, error), element, count)
@@ -483,3 +513,50 @@ cdef SHMEMBuffer as_buffer(object obj, str name):
     cdef SHMEMBuffer buffer = <SHMEMBuffer> obj
     buffer.check()
     return buffer
+
+
+cdef int as_pe(object pe, int n_pes) except -1:
+    cdef int overflow = 0
+    cdef long number
+    try:
+        number = PyLong_AsLongAndOverflow(pe, &overflow)
+    except TypeError:
+        raise TypeError(f"pe: expected the number of a PE, not {type(pe).__name__}") from None
+    if overflow or number < 0 or number >= n_pes:
+        raise ValueError(f"pe: {pe} is not in 0..{n_pes - 1}")
+    return <int> number
+
+
+cdef size_t as_address(object address, str name) except 0:
+    try:
+        number = index(address)
+    except TypeError:
+        raise TypeError(f"{name}: expected an address, not {type(address).__name__}") from None
+    if not 0 < number < 1 << 64:
+        raise ValueError(f"{name}: {number} is no address")
+    return number
+
+
+cdef object as_pattern(object value, object element):
+    """An array of one element from one number, which the element type can hold as the kind of number that it is."""
+    given = np.asarray(value)
+    if given.ndim:
+        raise ValueError(f"value: expected one number, not an array of shape {given.shape}")
+    kind = "int" if isinstance(value, int) else _kind_of(given.dtype)
+    if kind is None:
+        raise TypeError(f"value: expected a number, not {type(value).__name__}")
+    if KIND_ORDER[kind] == 1:
+        value = int(value)      # NumPy's own integers would wrap around
+    if KIND_ORDER[kind] > KIND_ORDER[element.kind] and not (element.kind == "bool" and kind != "float" and value in (0, 1)):
+        raise TypeError(f"value: {value!r} is not of {element.name}, and nothing is rounded or cut off")
+    try:
+        return np.full(1, value, element.numpy)
+    except OverflowError:
+        raise OverflowError(f"value: {value!r} is not in the range of {element.name}") from None
+
+
+cdef object _kind_of(object dtype):
+    try:
+        return as_dtype(dtype).kind
+    except TypeError:
+        return None

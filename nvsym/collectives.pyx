@@ -19,11 +19,16 @@ cdef dict ALGORITHM_IDS = {name: i for i, name in enumerate(ALGORITHMS)}
 cdef dict OP_IDS = {op.name: op.id for op in OPS}
 
 
-cdef int fail(object team, int kind, object error) except -1:
+cdef int fail(object team, int kind, object error, object stream, int algorithm=ALGO_AUTO) except -1:
     """Tell the other members that this PE takes no part, and raise its own error."""
     cdef Team t = world_team() if team is None or not isinstance(team, Team) else <Team> team
+    cdef void *ptr = NULL
     if t.data is not None and t.job.heap.closed is None:
-        t.job.backend.fail(t.data, kind, f"{type(error).__name__}: {error}")
+        try:
+            job_stream(t.job, stream, &ptr)
+        except (TypeError, ValueError):
+            ptr = t.job.backend.stream.ptr      # the stream itself was the bad argument
+        t.job.backend.fail(t.data, kind, algorithm, f"{type(error).__name__}: {error}", ptr)
     raise error
 
 
@@ -90,7 +95,7 @@ def broadcast(dest, source, int root, *, team=None, stream=None):
         if not 0 <= root < call.team.data.n_pes:
             raise ValueError(f"root: {root} is not in 0..{call.team.data.n_pes - 1} of {call.team!r}")
     except Exception as error:
-        fail(team, COLL_BROADCAST, error)
+        fail(team, COLL_BROADCAST, error, stream)
     call.dest.job.backend.broadcast(call.team.data, call.dest.ptr, call.source.ptr, call.source.count * call.source.item,
                                     root, call.stream, call.keep)
 
@@ -112,7 +117,7 @@ def fcollect(dest, source, *, team=None, stream=None):
         if call.team.data.n_pes > 1:
             not_in_place(call)
     except Exception as error:
-        fail(team, COLL_FCOLLECT, error)
+        fail(team, COLL_FCOLLECT, error, stream)
     call.dest.job.backend.fcollect(call.team.data, call.dest.ptr, call.source.ptr, call.source.count * call.source.item,
                                    call.stream, call.keep)
 
@@ -133,7 +138,7 @@ def alltoall(dest, source, *, team=None, stream=None):
         if call.team.data.n_pes > 1:
             not_in_place(call)
     except Exception as error:
-        fail(team, COLL_ALLTOALL, error)
+        fail(team, COLL_ALLTOALL, error, stream)
     call.dest.job.backend.alltoall(call.team.data, call.dest.ptr, call.source.ptr,
                                    call.source.count // call.team.data.n_pes * call.source.item, call.stream, call.keep)
 
@@ -196,14 +201,14 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     cdef Call call
     cdef int code = 0, way = 0
     try:
+        way = algorithm_id(algorithm)
+        if way == ALGO_AUTO and world_team().job is not None:
+            way = world_team().job.default_algorithm
         call = checked(dest, source, team, stream, 1, 1)
         code = op_id(op)
-        way = algorithm_id(algorithm)
-        if way == ALGO_AUTO:
-            way = call.dest.job.default_algorithm
         check_reduce(call, code, way)
     except Exception as error:
-        fail(team, COLL_REDUCE, error)
+        fail(team, COLL_REDUCE, error, stream, way)
     call.dest.job.backend.reduce(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,
                                  call.source.count, way, call.stream, call.keep)
 
@@ -231,6 +236,6 @@ def reducescatter(dest, source, op="sum", *, team=None, stream=None):
         code = op_id(op)
         check_reduce(call, code, ALGO_AUTO)
     except Exception as error:
-        fail(team, COLL_REDUCESCATTER, error)
+        fail(team, COLL_REDUCESCATTER, error, stream)
     call.dest.job.backend.reducescatter(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,
                                         call.dest.count, call.stream, call.keep)

@@ -25,7 +25,7 @@ cdef class CudaRuntime(Runtime):
     cdef uint64_t  seq                      # counts work; a ticket is a value of it
     cdef uint64_t  done_seq
     cdef uint64_t  snapshot_seq             # 0: no snapshot is running
-    cdef CUstream  side                     # for copies that wait for no stream
+    cdef CUstream  side[MAX_DEVICES]        # for copies that wait for no stream
     cdef list      own_streams
     cdef list      kept                     # (event, what lives until it)
     cdef list      spare_events

@@ -5,7 +5,7 @@ A call makes the primary context of its device current in the calling thread and
 ``cudaSetDevice`` does.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -14,12 +14,14 @@ from .errors import BackendError, NotAvailableError
 from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE, CU_MEMORYTYPE_HOST,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
-    CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
 from .runtime cimport Runtime
+from .staging cimport staged_copy
 
 cdef enum:
-    STAGED_BELOW = 65536    # bytes of pageable memory that the driver stages itself, without waiting
+    STAGED_BELOW = 65536    # bytes of pageable memory that the driver stages itself, without waiting, on the way to the GPU
+    STAGED_NOW   = 1 << 20  # bytes from which staging is faster than the driver where the caller waits anyway
 
 
 cdef class CudaRuntime(Runtime):
@@ -226,18 +228,22 @@ cdef class CudaRuntime(Runtime):
         self.use(device)
         if nbytes == 0:
             return 0
-        if keep is not None and self.capturing(stream) and (self.pageable(dst) or self.pageable(src)):
+        cdef bint to_host = self.pageable(dst)
+        cdef bint from_host = not to_host and self.pageable(src)
+        if (to_host or from_host) and self.capturing(stream):
             raise BackendError("a copy of pageable host memory cannot be captured into a CUDA graph; use a HostBuffer")
-        with nogil:
-            CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, stream), b"cuMemcpyAsync")
+        # The driver would keep the caller in a copy to pageable memory until the stream has come to it.
+        if not ((to_host or from_host and nbytes > STAGED_BELOW) and staged_copy(device, dst, src, nbytes, to_host, stream)):
+            with nogil:
+                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, stream), b"cuMemcpyAsync")
         self.mark(stream)
         return self.keep_until(stream, keep)
 
     cdef CUstream side_stream(self, int device) except NULL:
         self.use(device)
-        if self.side == NULL:
-            CHECK_CUDA(cuda.cuStreamCreate(&self.side, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
-        return self.side
+        if self.side[device] == NULL:
+            CHECK_CUDA(cuda.cuStreamCreate(&self.side[device], CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
+        return self.side[device]
 
     cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
         if nbytes == 0:
@@ -245,10 +251,55 @@ cdef class CudaRuntime(Runtime):
         if device < 0:
             raise ValueError("a copy of GPU memory needs its device")
         cdef CUstream side = self.side_stream(device)
+        cdef bint to_host = nbytes >= STAGED_NOW and self.pageable(dst)
+        cdef bint staged = nbytes >= STAGED_NOW and (to_host or self.pageable(src)) and (
+            staged_copy(device, dst, src, nbytes, to_host, side))
         with nogil:
-            CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, side), b"cuMemcpyAsync")
+            if not staged:
+                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, side), b"cuMemcpyAsync")
             CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
         return 0
+
+    cdef bint fill(self, int device, void *dst, const void *pattern, size_t itemsize, size_t count, void *stream) except -1:
+        cdef size_t total = itemsize * count, done = itemsize, i
+        cdef CUdeviceptr to = <CUdeviceptr> dst
+        cdef const unsigned char *bytes_of = <const unsigned char *> pattern
+        cdef bint uniform = True
+        cdef uint16_t half
+        cdef uint32_t word
+        self.use(device)
+        if total == 0:
+            return True
+        for i in range(1, itemsize):
+            if bytes_of[i] != bytes_of[0]:
+                uniform = False
+        with nogil:
+            if uniform:
+                CHECK_CUDA(cuda.cuMemsetD8Async(to, bytes_of[0], total, stream), b"cuMemsetD8Async")
+            elif itemsize == 2:
+                memcpy(&half, pattern, 2)
+                CHECK_CUDA(cuda.cuMemsetD16Async(to, half, count, stream), b"cuMemsetD16Async")
+            elif itemsize == 4:
+                memcpy(&word, pattern, 4)
+                CHECK_CUDA(cuda.cuMemsetD32Async(to, word, count, stream), b"cuMemsetD32Async")
+            else:
+                # The first element by words, the rest by copies that double what is there.
+                for i in range(itemsize // 4):
+                    memcpy(&word, bytes_of + 4 * i, 4)
+                    CHECK_CUDA(cuda.cuMemsetD32Async(to + 4 * i, word, 1, stream), b"cuMemsetD32Async")
+                while done < total:
+                    i = min(done, total - done)
+                    CHECK_CUDA(cuda.cuMemcpyAsync(to + done, to, i, stream), b"cuMemcpyAsync")
+                    done += i
+        self.mark(stream)
+        return True
+
+    cdef bint fill_now(self, int device, void *dst, const void *pattern, size_t itemsize, size_t count) except -1:
+        cdef CUstream side = self.side_stream(device)
+        self.fill(device, dst, pattern, itemsize, count, side)
+        with nogil:
+            CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
+        return True
 
     cdef void *alloc(self, int device, size_t nbytes) except NULL:
         cdef CUdeviceptr ptr = 0
@@ -297,7 +348,9 @@ cdef class CudaRuntime(Runtime):
         cuda.cuStreamDestroy(stream)
 
     cdef void *stream_check(self, size_t handle) except? NULL:
-        return <void *> handle      # the driver has no way to ask whether a handle is a stream
+        # The driver has no way to ask whether a handle is a stream. 0 is the legacy default stream by another name: where NULL
+        # stands for a stream, the layers above take it for one that is always done.
+        return <void *> <size_t> CU_STREAM_LEGACY if handle == 0 else <void *> handle
 
     cdef bint stream_idle(self, void *stream) except -1:
         cdef CUresult status = cuda.cuStreamQuery(stream)
@@ -310,6 +363,16 @@ cdef class CudaRuntime(Runtime):
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
         self.reap()
+        return 0
+
+    cdef int stream_order(self, void *before, void *after) except -1:
+        cdef CUevent event
+        if before == after:
+            return 0
+        event = self.spare_event()
+        CHECK_CUDA(cuda.cuEventRecord(event, before), b"cuEventRecord")
+        CHECK_CUDA(cuda.cuStreamWaitEvent(after, event, 0), b"cuStreamWaitEvent")
+        self.spare_events.append(<size_t> event)    # a wait that is enqueued is for the record before it
         return 0
 
     cdef void *event_create(self, int device, bint timing) except NULL:

@@ -26,7 +26,7 @@ cdef struct DLTensor:
 
 # An exported tensor: `owner` is released when the consumer is done with it.
 cdef object export_tensor(object owner, void *data, object dtype, tuple shape, int device_type, int device_id,
-                          object max_version, bint readonly)
+                          object max_version, bint readonly, bint copied)
 
 # A tensor of another library: fills `tensor` and returns the object that keeps it alive.
 cdef object import_tensor(object producer, DLTensor *tensor, bint *readonly)

@@ -15,6 +15,7 @@ cdef enum:
     MAJOR         = 1
     MINOR         = 0
     FLAG_READONLY = 1
+    FLAG_COPIED   = 2
     MAX_NDIM      = 32
 
 cdef struct DLManagedTensor:
@@ -80,7 +81,7 @@ cdef int fill_tensor(DLTensor *tensor, void *data, object dtype, tuple shape, in
 
 
 cdef object export_tensor(object owner, void *data, object dtype, tuple shape, int device_type, int device_id,
-                          object max_version, bint readonly):
+                          object max_version, bint readonly, bint copied):
     cdef DLManagedTensor *plain
     cdef DLManagedTensorVersioned *versioned
     if dtype.dlpack is None:
@@ -96,7 +97,7 @@ cdef object export_tensor(object owner, void *data, object dtype, tuple shape, i
             raise
         versioned.version.major = MAJOR
         versioned.version.minor = MINOR
-        versioned.flags = FLAG_READONLY if readonly else 0
+        versioned.flags = (FLAG_READONLY if readonly else 0) | (FLAG_COPIED if copied else 0)
         versioned.manager_ctx = <void *> owner
         versioned.deleter = delete_versioned
         Py_INCREF(owner)

@@ -16,7 +16,18 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["DTYPES", "OPS", "REDUCIBLE", "DType", "Float8Tables", "Op", "as_dtype", "as_op", "dlpack_dtype", "float8_tables"]
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "REDUCIBLE",
+    "DType",
+    "Float8Tables",
+    "Op",
+    "as_dtype",
+    "as_op",
+    "dlpack_dtype",
+    "float8_tables",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -138,8 +149,8 @@ def _reduces(dtype: DType, op: Op) -> bool:
 REDUCIBLE: frozenset[tuple[int, int]] = frozenset((d.id, op.id) for d in DTYPES for op in OPS if _reduces(d, op))
 """The pairs of an element type's and an operator's number that a reduction takes.
 
-The bitwise operators are for bool and integers, min and max for what has an order. On bool, sum and max mean or, prod and min
-mean and.
+The bitwise operators are for bool and integers, min and max for what has an order. On bool, sum and max mean or, prod
+and min mean and.
 """
 
 
@@ -172,8 +183,8 @@ def as_dtype(dtype: npt.DTypeLike | DType) -> DType:
     Parameters
     ----------
     dtype
-        A `DType`, a NumPy or ml_dtypes dtype, scalar class or name, or Python's bool, int, float or complex, which mean what
-        they mean to NumPy. C's integer types, such as ``numpy.longlong``, become the type of their size.
+        A `DType`, a NumPy or ml_dtypes dtype, scalar class or name, or Python's bool, int, float or complex, which mean
+        what they mean to NumPy. C's integer types, such as ``numpy.longlong``, become the type of their size.
 
     Raises
     ------
@@ -188,7 +199,7 @@ def as_dtype(dtype: npt.DTypeLike | DType) -> DType:
     if dtype is None or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
         raise _unsupported(repr(dtype))
     try:
-        meant = np.dtype(dtype)
+        meant: np.dtype[Any] = np.dtype(dtype)  # type: ignore[arg-type]
     except Exception as error:
         raise _unsupported(repr(dtype)) from error
     found = _ALIASES.get(meant)
@@ -196,7 +207,7 @@ def as_dtype(dtype: npt.DTypeLike | DType) -> DType:
         return found
     given = str(meant) if dtype is meant else f"{dtype!r} ({meant})"
     if _ALIASES.get(meant.newbyteorder("=")) is not None:
-        raise _unsupported(given, "it has the other byte order than this machine, .astype(dtype.newbyteorder('=')) swaps it; ")
+        raise _unsupported(given, "this machine has the other byte order, .astype(dtype.newbyteorder('=')) swaps it; ")
     raise _unsupported(given)
 
 
@@ -241,8 +252,8 @@ class Float8Tables(NamedTuple):
     decode : numpy.ndarray
         256 float32: the values of the codes.
     thresholds : numpy.ndarray
-        n ascending uint32. The bits of a float32, its sign cleared, have one of n + 1 codes: that at the number of thresholds
-        that are not greater.
+        n ascending uint32. The bits of a float32, its sign cleared, have one of n + 1 codes: that at the number of
+        thresholds that are not greater.
     positive, negative : numpy.ndarray
         n + 1 uint8: the codes where the sign was clear, and where it was set.
     """
@@ -253,7 +264,7 @@ class Float8Tables(NamedTuple):
     negative: npt.NDArray[np.uint8]
 
 
-_BUCKET = 1 << 19  # 4 bits of mantissa lead to the bucket of a float32: between two of them is at most one rounding point
+_BUCKET = 1 << 19  # float32 of the same 4 leading bits of mantissa: there is at most one rounding point among them
 
 
 @functools.cache
@@ -276,7 +287,7 @@ def float8_tables(dtype: npt.DTypeLike | DType) -> Float8Tables:
                 (magnitude | np.uint32(sign)).view(np.float32).astype(element.numpy).view(np.uint8).astype(np.uint16)
                 for sign in (0, 1 << 31)
             )
-        return positive | negative << 8
+        return positive | negative << np.uint16(8)
 
     # Bisect in all buckets at once for the first pattern that has not the code of the bucket's start.
     low = np.arange(0, 1 << 31, _BUCKET, dtype=np.uint32)
@@ -293,8 +304,8 @@ def float8_tables(dtype: npt.DTypeLike | DType) -> Float8Tables:
     tables = Float8Tables(
         np.arange(256, dtype=np.uint8).view(element.numpy).astype(np.float32),
         high,
-        (codes & 0xFF).astype(np.uint8),
-        (codes >> 8).astype(np.uint8),
+        (codes & np.uint16(0xFF)).astype(np.uint8),
+        (codes >> np.uint16(8)).astype(np.uint8),
     )
     for array in tables:
         array.flags.writeable = False

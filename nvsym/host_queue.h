@@ -5,7 +5,10 @@
  *
  * An operation is a function and a block of bytes copied into the queue. The Python object that has to live until the
  * operation is done (`keep`) is never touched by the thread: finished nodes wait on a list that the next caller who
- * holds the GIL empties (hq_reap). So the thread needs no GIL and outlives no interpreter. */
+ * holds the GIL empties (hq_reap). So the thread needs no GIL and outlives no interpreter.
+ *
+ * A forked process has none of the threads, and the locks may be held by nobody who could release them: there, the
+ * queues and events of the parent are lost, and are left alone. */
 #ifndef NVSYM_HOST_QUEUE_H
 #define NVSYM_HOST_QUEUE_H
 
@@ -35,6 +38,7 @@ typedef struct hq {
     hq_node *head, *tail; /* not yet done; the head may be running */
     hq_node *done;        /* done, `keep` still held */
     struct hq *next;      /* registry */
+    unsigned generation;  /* forks before it was made */
     void *status;         /* first failure; owned by the creator, freed with the queue */
     size_t status_size;
     int failed;
@@ -45,6 +49,18 @@ typedef struct hq {
 static pthread_mutex_t hq_registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static hq *hq_registry = NULL;
 static _Atomic uint64_t hq_seq = 1;
+static unsigned hq_generation = 0;
+
+static void hq_after_fork(void)
+{
+    hq_generation++;
+    hq_registry = NULL;
+    pthread_mutex_init(&hq_registry_lock, NULL);
+}
+
+static int hq_watch_forks(void) { return pthread_atfork(NULL, NULL, hq_after_fork); }
+
+static int hq_lost(const hq *q) { return q->generation != hq_generation; }
 
 static void *hq_main(void *arg)
 {
@@ -90,6 +106,7 @@ static hq *hq_create(size_t status_size)
         return NULL;
     q->status = calloc(1, status_size);
     q->status_size = status_size;
+    q->generation = hq_generation;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->work, NULL);
     pthread_cond_init(&q->idle, NULL);
@@ -138,6 +155,8 @@ static int hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep
 /* No more operations will come; what is in the queue still runs. Does not block. */
 static void hq_close(hq *q)
 {
+    if (hq_lost(q))
+        return;
     pthread_mutex_lock(&q->lock);
     q->closing = 1;
     pthread_cond_signal(&q->work);
@@ -237,7 +256,7 @@ static int hq_is_registered(const void *p)
     int found = 0;
     pthread_mutex_lock(&hq_registry_lock);
     for (hq *q = hq_registry; q && !found; q = q->next)
-        found = (const void *)q == p;
+        found = (const void *)q == p && !q->closing;
     pthread_mutex_unlock(&hq_registry_lock);
     return found;
 }
@@ -248,6 +267,7 @@ typedef struct hq_event {
     pthread_mutex_t lock;
     pthread_cond_t reached;
     _Atomic int refs;
+    unsigned generation;
     uint64_t recorded, done;
     int64_t time_ns;
 } hq_event;
@@ -259,13 +279,16 @@ static hq_event *hq_event_create(void)
         pthread_mutex_init(&e->lock, NULL);
         pthread_cond_init(&e->reached, NULL);
         atomic_store(&e->refs, 1);
+        e->generation = hq_generation;
     }
     return e;
 }
 
+static int hq_event_lost(const hq_event *e) { return e->generation != hq_generation; }
+
 static void hq_event_drop(hq_event *e)
 {
-    if (atomic_fetch_sub(&e->refs, 1) == 1) {
+    if (!hq_event_lost(e) && atomic_fetch_sub(&e->refs, 1) == 1) {
         pthread_cond_destroy(&e->reached);
         pthread_mutex_destroy(&e->lock);
         free(e);

@@ -9,7 +9,9 @@ each other, as CUDA's non-blocking streams do not.
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
+from libc.string cimport memmove
+
+from .errors import ForkError
 
 from .runtime cimport Runtime
 from .status cimport Status, raise_status
@@ -41,11 +43,14 @@ cdef extern from "host_queue.h" nogil:
     void     hq_drain(hq *q)
     int      hq_take_failure(hq *q, void *status)
     int      hq_is_registered(const void *p)
+    int      hq_watch_forks()
+    int      hq_lost(const hq *q)
     uint64_t hq_ticket()
     int      hq_ticket_done(uint64_t ticket)
     void     hq_drain_all()
 
     hq_event *hq_event_create()
+    int      hq_event_lost(const hq_event *e)
     void     hq_event_drop(hq_event *e)
     uint64_t hq_event_next(hq_event *e)
     uint64_t hq_event_recorded(hq_event *e)
@@ -72,7 +77,19 @@ cdef struct CopyArgs:
 
 cdef int run_copy(void *payload, Status *status) noexcept nogil:
     cdef CopyArgs *args = <CopyArgs *> payload
-    memcpy(args.dst, args.src, args.nbytes)
+    memmove(args.dst, args.src, args.nbytes)
+    return 0
+
+
+cdef int check_stream(void *stream) except -1:
+    if stream != NULL and hq_lost(<hq *> stream):
+        raise ForkError("the stream was made before this process was forked, and its thread is in the parent; make another")
+    return 0
+
+
+cdef int check_event(void *event) except -1:
+    if hq_event_lost(<hq_event *> event):
+        raise ForkError("the event was made before this process was forked, and belongs to the parent; make another")
     return 0
 
 
@@ -83,6 +100,7 @@ cdef class HostRuntime(Runtime):
         cdef PyObject *held = NULL
         if nbytes > HQ_PAYLOAD:
             raise AssertionError(f"an operation of {nbytes} bytes does not fit a node of a queue")
+        check_stream(stream)
         self.reap()
         if keep is not None:
             Py_INCREF(keep)
@@ -104,10 +122,10 @@ cdef class HostRuntime(Runtime):
 
     cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
         if nbytes < RELEASE_GIL_ABOVE:
-            memcpy(dst, src, nbytes)
+            memmove(dst, src, nbytes)
         else:
             with nogil:
-                memcpy(dst, src, nbytes)
+                memmove(dst, src, nbytes)
         return 0
 
     cdef void *alloc(self, int device, size_t nbytes) except NULL:
@@ -143,12 +161,14 @@ cdef class HostRuntime(Runtime):
         return <void *> handle
 
     cdef bint stream_idle(self, void *stream) except -1:
+        check_stream(stream)
         return stream == NULL or hq_idle(<hq *> stream)
 
     cdef int stream_drain(self, void *stream) except -1:
         cdef Status status
         if stream == NULL:
             return 0
+        check_stream(stream)
         with nogil:
             hq_drain(<hq *> stream)
         self.reap()
@@ -166,6 +186,8 @@ cdef class HostRuntime(Runtime):
         hq_event_drop(<hq_event *> event)
 
     cdef int event_record(self, void *event, void *stream) except -1:
+        check_event(event)
+        check_stream(stream)
         cdef uint64_t n = hq_event_next(<hq_event *> event)
         if stream == NULL:
             hq_event_reach(<hq_event *> event, n)
@@ -176,20 +198,25 @@ cdef class HostRuntime(Runtime):
     cdef int event_enqueue_wait(self, void *event, void *stream) except -1:
         if stream == NULL:
             return self.event_drain(event)
+        check_event(event)
+        check_stream(stream)
         if hq_push_event(<hq *> stream, <hq_event *> event, hq_event_recorded(<hq_event *> event), 1):
             raise MemoryError("no memory to enqueue a wait")
         return 0
 
     cdef bint event_reached(self, void *event) except -1:
+        check_event(event)
         return hq_event_reached(<hq_event *> event)
 
     cdef int event_drain(self, void *event) except -1:
+        check_event(event)
         with nogil:
             hq_event_wait(<hq_event *> event, hq_event_recorded(<hq_event *> event))
         return 0
 
     cdef double event_elapsed(self, void *start, void *end) except? -1.0:
         for event in (<size_t> start, <size_t> end):
+            check_event(<void *> <size_t> event)
             if hq_event_recorded(<hq_event *> <size_t> event) == 0:
                 raise ValueError("elapsed_time() of an event that was never recorded")
             if not hq_event_reached(<hq_event *> <size_t> event):
@@ -219,6 +246,9 @@ cdef class HostRuntime(Runtime):
             free(node)
             node = following
 
+
+if hq_watch_forks():
+    raise MemoryError("no memory to register what happens at a fork")
 
 cdef HostRuntime host_runtime = HostRuntime()
 

@@ -187,6 +187,7 @@ def _start(comm, tuple arguments):
             if any(row[i] != rows[0][i] for row in rows):
                 agreement.same(what, rows[agreement.rank][i], advice)
         job.backend = _choose(chosen, agreement)
+        job.backend.bootstrap = bootstrap
         job.backend.start(agreement, settings, size, device)
         job.heap = Heap(job.backend, agreement)
     except BaseException:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from .device cimport Device
+from .stream cimport Stream
 
 # Who says whether memory may still be used, and counts those outside nvsym who can see it.
 cdef class MemoryOwner:
@@ -21,6 +22,7 @@ cdef class Export:
 
 cdef class Buffer:
     cdef readonly Device device
+    cdef Device          via            # the device of this process that copies: `device`, or one that can address it
     cdef readonly object dtype          # numpy.dtype
     cdef readonly tuple  shape
     cdef readonly size_t num_elements
@@ -43,6 +45,13 @@ cdef Buffer make_buffer(Device device, object element, tuple shape, void *ptr, M
 # A NumPy array over host memory, counted as an export of `owner` for as long as it or a view of it lives.
 cdef object array_over(MemoryOwner owner, object keep, void *ptr, object element, tuple shape, bint readonly)
 
+# What `__array__` and `__getbuffer__` make of that array.
+cdef object as_requested(object array, object dtype, object copy)
+cdef int fill_view(object array, object element, Py_buffer *view, int flags) except -1
+
+# A number of elements; raises what names `n`.
+cdef Py_ssize_t as_count(object n, object element) except -1
+
 # Host memory of a caller: address and length of a C-contiguous array, after checking it against what is expected.
 cdef class HostArray:
     cdef char * ptr
@@ -51,6 +60,11 @@ cdef class HostArray:
     cdef bint   pinned
 
 cdef int host_array(HostArray array, str name, object obj, object element, size_t count, bint writable) except -1
+
+# Let the stream that a DLPack consumer names wait for nvsym's own.
+cdef int hand_over(Device device, Stream own, object stream) except -1
+
+cdef object cuda_array_interface(void *ptr, object element, tuple shape, bint readonly, Stream stream)
 
 # A DLPack capsule over memory.
 cdef object export_array(MemoryOwner owner, object keep, void *ptr, object element, tuple shape, Device device,

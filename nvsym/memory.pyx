@@ -2,11 +2,12 @@
 """`Buffer`: a typed view of memory that somebody else owns. `HostBuffer`: pinned host memory as a NumPy array."""
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 
 from libc.stdint cimport int64_t
 
 import math
+from operator import index
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from .errors import FreedBufferError, MulticastUnsupportedError
 
 from .device cimport Device
 from .dlpack cimport DLPACK_CPU, DLPACK_CUDA_HOST, DLTensor, export_tensor, import_tensor
-from .stream cimport stream_ptr
+from .stream cimport Stream, default_device, stream_ptr
 
 
 cdef class MemoryOwner:
@@ -60,6 +61,39 @@ cdef object array_over(MemoryOwner owner, object keep, void *ptr, object element
         return np.empty(shape, element.numpy)
     export = export_of(owner, keep, ptr, nbytes, readonly)
     return np.frombuffer(export, np.uint8).view(element.numpy).reshape(shape)
+
+
+cdef object as_requested(object array, object dtype, object copy):
+    """What `__array__` returns for an array over the memory."""
+    if dtype is not None and array.dtype != dtype:
+        if copy is False:
+            raise ValueError(f"copy: {array.dtype} cannot be seen as {np.dtype(dtype)} without a copy")
+        return array.astype(dtype)
+    return array.copy() if copy else array
+
+
+cdef int fill_view(object array, object element, Py_buffer *view, int flags) except -1:
+    """What `__getbuffer__` does, with an array over the memory."""
+    try:
+        PyObject_GetBuffer(array, view, flags)
+    except ValueError:
+        raise BufferError(f"Python's buffer protocol has no element type {element.name}; use numpy.asarray, or DLPack") from None
+    return 0
+
+
+cdef Py_ssize_t as_count(object n, object element) except -1:
+    """A number of elements that an address space can hold."""
+    try:
+        if isinstance(n, (bool, np.bool_)):
+            raise TypeError
+        count = index(n)
+    except TypeError:
+        raise TypeError(f"n: expected a number of elements, not {type(n).__name__}") from None
+    if count < 0:
+        raise ValueError(f"n: {count} elements")
+    if count * element.itemsize >= 1 << 62:
+        raise ValueError(f"n: {count} elements of {element.name} are more than any memory holds")
+    return count
 
 
 cdef class Buffer:
@@ -130,7 +164,10 @@ cdef class Buffer:
             if nbytes % <size_t> element.itemsize:
                 raise ValueError(f"dtype: {nbytes} bytes are no whole number of {element.name} ({element.itemsize} bytes each)")
             shape = (nbytes // <size_t> element.itemsize,)
-        shape = tuple([int(n) for n in shape])
+        try:
+            shape = tuple([index(n) for n in ((shape,) if hasattr(type(shape), "__index__") and not hasattr(shape, "__len__") else shape)])
+        except TypeError:
+            raise TypeError(f"shape: expected whole numbers, not {shape!r}") from None
         if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != nbytes:
             raise ValueError(f"shape: {shape} of {element.name} is {math.prod(shape) * element.itemsize} bytes, "
                              f"the buffer has {nbytes}")
@@ -166,8 +203,8 @@ cdef class Buffer:
         self.check()
         self.check_host_access()
         cdef object array = np.empty(self.shape, self.dtype)
-        self.device.runtime.drain_all(self.device.ordinal)
-        self.device.runtime.copy_now(self.device.ordinal, <void *> <size_t> array.ctypes.data, self.ptr, self.nbytes)
+        self.via.runtime.drain_all(self.via.ordinal)
+        self.via.runtime.copy_now(self.via.ordinal, <void *> <size_t> array.ctypes.data, self.ptr, self.nbytes)
         return array
 
     def inplace_copy_from(self, src, *, stream=None):
@@ -207,17 +244,17 @@ cdef class Buffer:
             host_array(host, "src", src, self.element, self.num_elements, False)
             address, keep = host.ptr, host.keep
         if stream is None:
-            self.device.runtime.copy_now(self.device.ordinal, self.ptr, address, self.nbytes)
+            self.via.runtime.copy_now(self.via.ordinal, self.ptr, address, self.nbytes)
         else:
-            stream_ptr(stream, self.device, &ptr)
-            self.device.runtime.copy(self.device.ordinal, self.ptr, address, self.nbytes, ptr, (self, keep))
+            stream_ptr(stream, self.via, &ptr)
+            self.via.runtime.copy(self.via.ordinal, self.ptr, address, self.nbytes, ptr, (self, keep))
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.check()
         self.check_host_access()
         if not self.device.is_host:
             raise BufferError("memory of a GPU has no buffer protocol; use to_numpy(), DLPack or __cuda_array_interface__")
-        PyObject_GetBuffer(array_over(self.owner, self, self.ptr, self.element, self.shape, self.readonly), view, flags)
+        fill_view(array_over(self.owner, self, self.ptr, self.element, self.shape, self.readonly), self.element, view, flags)
 
     def __array__(self, dtype=None, copy=None):
         self.check()
@@ -228,18 +265,25 @@ cdef class Buffer:
             array = self.to_numpy()
         else:
             array = array_over(self.owner, self, self.ptr, self.element, self.shape, self.readonly)
-            if copy:
-                array = array.copy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        return as_requested(array, dtype, copy)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         self.check()
         self.check_host_access()
+        hand_over(self.device, _default_stream(self.device), stream)
         return export_array(self.owner, self, self.ptr, self.element, self.shape, self.device, self.readonly,
                             max_version, dl_device, copy)
 
     def __dlpack_device__(self):
         return (self.device.dlpack_type, max(self.device.ordinal, 0))
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.device is None or self.device.is_host:
+            raise AttributeError("__cuda_array_interface__: the memory is not a GPU's")
+        self.check()
+        self.check_host_access()
+        return cuda_array_interface(self.ptr, self.element, self.shape, self.readonly, _default_stream(self.device))
 
     def __repr__(self):
         return f"<Buffer {self.dtype} {self.shape} on {self.device!r}>"
@@ -259,6 +303,7 @@ cdef class Buffer:
 
     cdef Buffer alias(self, size_t offset, object element, tuple shape):
         cdef Buffer buffer = make_buffer(self.device, element, shape, self.ptr + offset, self.owner, self.keep)
+        buffer.via = self.via
         buffer.readonly = self.readonly
         buffer.no_host_access = self.no_host_access
         return buffer
@@ -266,7 +311,7 @@ cdef class Buffer:
 
 cdef Buffer make_buffer(Device device, object element, tuple shape, void *ptr, MemoryOwner owner, object keep):
     cdef Buffer buffer = Buffer.__new__(Buffer)
-    buffer.device = device
+    buffer.device = buffer.via = device
     buffer.element = element
     buffer.dtype = element.numpy
     buffer.itemsize = element.itemsize
@@ -276,6 +321,44 @@ cdef Buffer make_buffer(Device device, object element, tuple shape, void *ptr, M
     buffer.owner = owner
     buffer.keep = keep
     return buffer
+
+
+cdef Stream _default_stream(Device device):
+    """The stream that nvsym's own work on a device is on, or None: the job's."""
+    if device.is_host:
+        return None
+    from .context import context, is_initialized    # a Buffer outlives the job, and may be made without one
+    if not is_initialized():
+        return None
+    stream = context().stream
+    return None if (<Stream> stream).device.is_host else stream
+
+
+cdef int hand_over(Device device, Stream own, object stream) except -1:
+    """Let a consumer's stream (DLPack's `stream`) wait for what nvsym has enqueued on its own."""
+    cdef size_t handle
+    if device.is_host or own is None or (isinstance(stream, int) and stream == -1):
+        return 0
+    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream == 0):
+        raise ValueError(f"stream: {stream!r} is none of DLPack's streams: an address, 1 (legacy default), 2 (per-thread default), "
+                         "-1 (no wait) or None")
+    handle = 1 if stream is None else stream
+    return device.runtime.stream_order(own.ptr, <void *> handle)
+
+
+cdef object cuda_array_interface(void *ptr, object element, tuple shape, bint readonly, Stream stream):
+    """The CUDA array interface, version 3 (Numba's documentation, "CUDA Array Interface")."""
+    if element.numpy.kind not in "biufc":
+        raise AttributeError(f"__cuda_array_interface__: it has no element type for {element.name}; use DLPack")
+    return {
+        "shape": shape,
+        "typestr": element.numpy.str,
+        "data": (0 if 0 in shape else <size_t> ptr, readonly),
+        "version": 3,
+        "strides": None,
+        # What is enqueued here may still be writing the memory; None: nothing is.
+        "stream": None if stream is None else stream.handle,
+    }
 
 
 cdef object export_array(MemoryOwner owner, object keep, void *ptr, object element, tuple shape, Device device,
@@ -290,9 +373,9 @@ cdef object export_array(MemoryOwner owner, object keep, void *ptr, object eleme
             raise BufferError("copy: a copy of GPU memory is the consumer's to make")
         array = array_over(None, keep, ptr, element, shape, readonly).copy()
         return export_tensor(array, <void *> <size_t> array.ctypes.data, element, shape, here[0], here[1],
-                             max_version, False)
+                             max_version, False, True)
     export = export_of(owner, keep, ptr, nbytes, readonly)
-    return export_tensor(export, ptr, element, shape, here[0], here[1], max_version, readonly)
+    return export_tensor(export, ptr, element, shape, here[0], here[1], max_version, readonly, False)
 
 
 cdef class HostArray:
@@ -304,10 +387,7 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
 
     Raises TypeError for a wrong object or element type, ValueError for a wrong length, layout or a read-only destination.
     """
-    cdef DLTensor tensor
-    cdef bint readonly = False
-    cdef int64_t expected = 1
-    cdef int i
+    cdef Py_buffer view
     cdef Buffer buffer
     if isinstance(obj, Buffer):
         buffer = <Buffer> obj
@@ -323,13 +403,16 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
             if hasattr(obj, "__dlpack__"):
                 if obj.__dlpack_device__()[0] not in (DLPACK_CPU, DLPACK_CUDA_HOST):
                     raise TypeError(f"{name}: {type(obj).__name__} is not in host memory") from None
-                obj = _array_from_dlpack(obj)
+                try:
+                    obj = _array_from_dlpack(obj)
+                except (TypeError, ValueError, BufferError) as error:
+                    raise type(error)(f"{name}: {error}") from error
             elif hasattr(obj, "__array_interface__"):
                 obj = np.asarray(obj)
             else:
                 raise TypeError(f"{name}: expected an address (int), a HostBuffer, or a C-contiguous array in host memory, "
                                 f"not {type(obj).__name__}") from None
-    if obj.dtype != element.numpy:
+    if obj.dtype is not element.numpy and obj.dtype != element.numpy:
         raise TypeError(f"{name}: dtype {obj.dtype} differs from {element.name}, and nothing is converted; "
                         f"use .astype({element.name!r})")
     if <size_t> obj.size != count:
@@ -339,7 +422,9 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
                          "use numpy.ascontiguousarray")
     if writable and not obj.flags.writeable:
         raise ValueError(f"{name}: the array is read-only")
-    array.ptr = <char *> <size_t> obj.ctypes.data
+    PyObject_GetBuffer(obj, &view, PyBUF_SIMPLE)    # twenty times faster than obj.ctypes.data
+    array.ptr = <char *> view.buf
+    PyBuffer_Release(&view)
     array.nbytes = obj.nbytes
     array.keep = obj
     array.pinned = is_pinned(obj)
@@ -367,6 +452,8 @@ cdef object _array_from_dlpack(object producer):
     keep = import_tensor(producer, &tensor, &readonly)
     element = dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     shape = tuple([tensor.shape[i] for i in range(tensor.ndim)])
+    if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize >= 1 << 62:
+        raise ValueError(f"no tensor has the shape {shape}")
     if tensor.strides != NULL:
         for i in range(tensor.ndim - 1, -1, -1):
             if tensor.shape[i] != 1 and tensor.strides[i] != stride and 0 not in shape:
@@ -412,8 +499,8 @@ class HostBuffer(np.ndarray):
 
     Raises
     ------
-    ValueError
-        If `n` is negative.
+    TypeError, ValueError
+        If `n` is no number of elements.
     MemoryError
         If the memory cannot be had.
     """
@@ -421,10 +508,8 @@ class HostBuffer(np.ndarray):
     def __new__(cls, dtype, n, device=None):
         cdef PinnedBlock block = PinnedBlock()
         element = as_dtype(dtype)
-        cdef Py_ssize_t count = n
-        if count < 0:
-            raise ValueError(f"n: {count} elements")
-        block.device = Device.cpu() if device is None else device
+        cdef Py_ssize_t count = as_count(n, element)
+        block.device = default_device() if device is None else device
         block.nbytes = max(count * <Py_ssize_t> element.itemsize, 1)
         block.ptr = block.device.runtime.alloc_pinned(block.device.ordinal, block.nbytes)
         raw = np.frombuffer(block, np.uint8)[:count * <Py_ssize_t> element.itemsize]

@@ -7,7 +7,6 @@ cdef class Keep:
     cdef object obj
 
 # What the operations have in common: their arguments. Each raises, naming the argument.
-cdef int bad_pe(int pe, int n_pes) except -1
 cdef int bad_count(str name, size_t count, str other, size_t expected) except -1
 cdef int bad_type(str name, str dtype, str other, str expected) except -1
 cdef int job_stream(Job job, object stream, void **ptr) except -1

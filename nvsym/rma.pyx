@@ -5,7 +5,7 @@ An operation is enqueued on a stream and is done in its order. All arguments are
 transferred nothing.
 """
 
-from .buffer cimport SHMEMBuffer, as_buffer
+from .buffer cimport SHMEMBuffer, as_buffer, as_pe
 from .job cimport Job, current_job
 from .memory cimport Buffer, HostArray, host_array
 from .stream cimport stream_ptr
@@ -14,10 +14,6 @@ from .team cimport Team, as_team, world_team
 
 cdef class Keep:
     """What has to live until an operation is done."""
-
-
-cdef int bad_pe(int pe, int n_pes) except -1:
-    raise ValueError(f"pe: {pe} is not in 0..{n_pes - 1}")
 
 
 cdef int bad_count(str name, size_t count, str other, size_t expected) except -1:
@@ -69,7 +65,7 @@ cdef void *local_memory(object obj, str name, SHMEMBuffer like, bint writable, K
     return host.ptr
 
 
-def put(dest, source, int pe, *, stream=None):
+def put(dest, source, pe, *, stream=None):
     """Copy `source` to `dest` on PE `pe`.
 
     Parameters
@@ -95,8 +91,7 @@ def put(dest, source, int pe, *, stream=None):
     cdef void *src
     cdef Keep keep = None
     cdef bint host_side = False
-    if pe < 0 or pe >= d.job.n_pes:
-        bad_pe(pe, d.job.n_pes)
+    cdef int number = as_pe(pe, d.job.n_pes)
     if stream is not None:
         stream_ptr(stream, d.job.backend.device, &ptr)
     else:
@@ -105,12 +100,12 @@ def put(dest, source, int pe, *, stream=None):
         keep = Keep()
     src = local_memory(source, "source", d, False, keep, &host_side)
     if host_side:
-        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, pe, ptr, None if ptr == NULL else (d, keep.obj))
+        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, number, ptr, None if ptr == NULL else (d, keep.obj))
     else:
-        d.job.backend.put(d.ptr, src, d.count * d.item, pe, ptr, None if ptr == NULL else (d, keep.obj))
+        d.job.backend.put(d.ptr, src, d.count * d.item, number, ptr, None if ptr == NULL else (d, keep.obj))
 
 
-def get(dest, source, int pe, *, stream=None):
+def get(dest, source, pe, *, stream=None):
     """Copy `source` of PE `pe` to `dest`.
 
     Parameters
@@ -134,8 +129,7 @@ def get(dest, source, int pe, *, stream=None):
     cdef void *dst
     cdef Keep keep = None
     cdef bint host_side = False
-    if pe < 0 or pe >= s.job.n_pes:
-        bad_pe(pe, s.job.n_pes)
+    cdef int number = as_pe(pe, s.job.n_pes)
     if stream is not None:
         stream_ptr(stream, s.job.backend.device, &ptr)
     else:
@@ -144,9 +138,9 @@ def get(dest, source, int pe, *, stream=None):
         keep = Keep()
     dst = local_memory(dest, "dest", s, True, keep, &host_side)
     if host_side:
-        s.job.backend.get_to_host(dst, s.ptr, s.count * s.item, pe, ptr, None if ptr == NULL else (s, keep.obj))
+        s.job.backend.get_to_host(dst, s.ptr, s.count * s.item, number, ptr, None if ptr == NULL else (s, keep.obj))
     else:
-        s.job.backend.get(dst, s.ptr, s.count * s.item, pe, ptr, None if ptr == NULL else (s, keep.obj))
+        s.job.backend.get(dst, s.ptr, s.count * s.item, number, ptr, None if ptr == NULL else (s, keep.obj))
 
 
 cdef int job_stream(Job job, object stream, void **ptr) except -1:

@@ -8,6 +8,10 @@ cdef class Runtime:
     cdef int      copy(self, int device, void *dst, const void *src, size_t nbytes, void *stream, object keep) except -1
     # Done, and seen by whoever reads the memory, when the call returns. Waits for no stream.
     cdef int      copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1
+    # Fill with `count` copies of a pattern. False: it cannot, and the caller copies. A stream of NULL is the default one.
+    cdef bint     fill(self, int device, void *dst, const void *pattern, size_t itemsize, size_t count, void *stream) except -1
+    # The same, done when the call returns; waits for no stream.
+    cdef bint     fill_now(self, int device, void *dst, const void *pattern, size_t itemsize, size_t count) except -1
     cdef void *   alloc(self, int device, size_t nbytes) except NULL
     cdef void     dealloc(self, int device, void *ptr) noexcept
     cdef void *   alloc_pinned(self, int device, size_t nbytes) except NULL
@@ -18,6 +22,8 @@ cdef class Runtime:
     cdef void *   stream_check(self, size_t handle) except? NULL   # the stream of a handle from outside
     cdef bint     stream_idle(self, void *stream) except -1
     cdef int      stream_drain(self, void *stream) except -1
+    # What is enqueued on `after` from now on comes behind what is on `before` now.
+    cdef int      stream_order(self, void *before, void *after) except -1
 
     cdef void *   event_create(self, int device, bint timing) except NULL
     cdef void     event_destroy(self, void *event) noexcept

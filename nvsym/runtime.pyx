@@ -13,6 +13,12 @@ cdef class Runtime:
     cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
         raise NotImplementedError
 
+    cdef bint fill(self, int device, void *dst, const void *pattern, size_t itemsize, size_t count, void *stream) except -1:
+        return False
+
+    cdef bint fill_now(self, int device, void *dst, const void *pattern, size_t itemsize, size_t count) except -1:
+        return False
+
     cdef void *alloc(self, int device, size_t nbytes) except NULL:
         raise NotImplementedError
 
@@ -38,6 +44,9 @@ cdef class Runtime:
         raise NotImplementedError
 
     cdef int stream_drain(self, void *stream) except -1:
+        raise NotImplementedError
+
+    cdef int stream_order(self, void *before, void *after) except -1:
         raise NotImplementedError
 
     cdef void *event_create(self, int device, bint timing) except NULL:

@@ -6,8 +6,8 @@ A signal is the one element of a `SHMEMBuffer[uint64]`, or of a slice of one.
 
 from libc.stdint cimport uint64_t
 
-from .buffer cimport SHMEMBuffer, as_buffer
-from .rma cimport Keep, bad_pe, job_stream, local_memory
+from .buffer cimport SHMEMBuffer, as_buffer, as_pe
+from .rma cimport Keep, job_stream, local_memory
 from .types cimport (
     NVSYM_CMP_EQ, NVSYM_CMP_GE, NVSYM_CMP_GT, NVSYM_CMP_LE, NVSYM_CMP_LT, NVSYM_CMP_NE, NVSYM_SIGNAL_ADD,
     NVSYM_SIGNAL_SET, NVSYM_UINT64)
@@ -41,7 +41,7 @@ cdef uint64_t as_value(object value) except? 0xdeadbeef:
         raise ValueError(f"value: {value!r} is not in 0..2**64-1") from None
 
 
-def put_signal(dest, source, signal, value, int pe, *, op="set", stream=None):
+def put_signal(dest, source, signal, value, pe, *, op="set", stream=None):
     """Copy `source` to `dest` on PE `pe`, then update `signal` there: whoever sees the signal sees the data.
 
     Parameters
@@ -72,21 +72,20 @@ def put_signal(dest, source, signal, value, int pe, *, op="set", stream=None):
     cdef void *src
     cdef Keep keep = None
     cdef bint host_side = False
-    if pe < 0 or pe >= d.job.n_pes:
-        bad_pe(pe, d.job.n_pes)
+    cdef int number = as_pe(pe, d.job.n_pes)
     job_stream(d.job, stream, &ptr)
     if ptr != NULL:
         keep = Keep()
     src = local_memory(source, "source", d, False, keep, &host_side)
     if host_side and not d.job.backend.device.is_host:
-        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, pe, ptr, None if ptr == NULL else (d, keep.obj))
-        d.job.backend.signal_op(<uint64_t *> s.ptr, v, operation, pe, ptr, None)
+        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, number, ptr, None if ptr == NULL else (d, keep.obj))
+        d.job.backend.signal_op(<uint64_t *> s.ptr, v, operation, number, ptr, None)
         return
-    d.job.backend.put_signal(d.ptr, src, d.count * d.item, <uint64_t *> s.ptr, v, operation, pe, ptr,
+    d.job.backend.put_signal(d.ptr, src, d.count * d.item, <uint64_t *> s.ptr, v, operation, number, ptr,
                              None if ptr == NULL else (d, s, keep.obj))
 
 
-def signal_op(signal, value, int pe, *, op="set", stream=None):
+def signal_op(signal, value, pe, *, op="set", stream=None):
     """Update `signal` on PE `pe`, behind all puts to that PE that `stream` has before it in order (see `fence`).
 
     Parameters
@@ -104,10 +103,9 @@ def signal_op(signal, value, int pe, *, op="set", stream=None):
     cdef SHMEMBuffer s = as_signal(signal)
     cdef int operation = as_signal_op(op)
     cdef void *ptr = NULL
-    if pe < 0 or pe >= s.job.n_pes:
-        bad_pe(pe, s.job.n_pes)
+    cdef int number = as_pe(pe, s.job.n_pes)
     job_stream(s.job, stream, &ptr)
-    s.job.backend.signal_op(<uint64_t *> s.ptr, as_value(value), operation, pe, ptr, None if ptr == NULL else s)
+    s.job.backend.signal_op(<uint64_t *> s.ptr, as_value(value), operation, number, ptr, None if ptr == NULL else s)
 
 
 def signal_wait_until(signal, cmp, value, *, stream=None):

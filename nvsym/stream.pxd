@@ -7,6 +7,8 @@ cdef class Stream:
     cdef bint            owned
     cdef object          __weakref__
 
+    cdef int check(self) except -1
+
 
 cdef class Event:
     cdef readonly Device device
@@ -14,6 +16,11 @@ cdef class Event:
     cdef void *          ptr
     cdef object          __weakref__
 
+    cdef int check(self) except -1
+
+
+# The device of the job, or the host's memory where there is no job.
+cdef Device default_device()
 
 # The raw stream of a `stream=` argument (not None) for work on `device`.
 cdef int stream_ptr(object stream, Device device, void **ptr) except -1

@@ -31,7 +31,7 @@ cdef class Stream:
         if self.device is not None:
             raise TypeError("a Stream cannot be initialised twice")
         if device is None:
-            device = _default_device()
+            device = default_device()
         self.ptr = device.runtime.stream_create(device.ordinal)
         self.device = device
         self.owned = True
@@ -52,14 +52,17 @@ cdef class Stream:
         NVSymError
             What an operation on the stream failed with, once. What was enqueued behind that operation was not run.
         """
+        self.check()
         self.device.runtime.stream_drain(self.ptr)
 
     def query(self):
         """Whether all that was enqueued is done."""
+        self.check()
         return self.device.runtime.stream_idle(self.ptr)
 
     def record_event(self, Event event=None):
         """Record `event` (a new one if None) behind what is enqueued, and return it."""
+        self.check()
         if event is None:
             event = Event(self.device)
         event.record(self)
@@ -67,6 +70,8 @@ cdef class Stream:
 
     def wait_event(self, Event event not None):
         """What is enqueued from now on waits for the last record of `event`; one never recorded is no wait."""
+        self.check()
+        event.check()
         self.device.runtime.event_enqueue_wait(event.ptr, self.ptr)
 
     def __eq__(self, other):
@@ -85,6 +90,11 @@ cdef class Stream:
     def __reduce__(self):
         raise TypeError("a Stream belongs to its process and cannot be pickled")
 
+    cdef int check(self) except -1:
+        if self.device is None:
+            raise ValueError("the Stream was never initialised")
+        return 0
+
 
 @cython.no_gc_clear
 cdef class Event:
@@ -102,7 +112,7 @@ cdef class Event:
         if self.device is not None:
             raise TypeError("an Event cannot be initialised twice")
         if device is None:
-            device = _default_device()
+            device = default_device()
         self.ptr = device.runtime.event_create(device.ordinal, timing)
         self.device = device
         self.timing = timing
@@ -113,16 +123,19 @@ cdef class Event:
 
     def record(self, Stream stream=None):
         """Record the event behind what is enqueued on `stream` (the device's default stream if None)."""
+        self.check()
         if stream is not None and stream.device != self.device:
             raise ValueError(f"stream: {stream!r} is not on the event's device, {self.device!r}")
         self.device.runtime.event_record(self.ptr, NULL if stream is None else stream.ptr)
 
     def synchronize(self):
         """Wait until the stream has reached the last record."""
+        self.check()
         self.device.runtime.event_drain(self.ptr)
 
     def query(self):
         """Whether the stream has reached the last record."""
+        self.check()
         return self.device.runtime.event_reached(self.ptr)
 
     def elapsed_time(self, Event end not None):
@@ -140,8 +153,13 @@ cdef class Event:
     def __reduce__(self):
         raise TypeError("an Event belongs to its process and cannot be pickled")
 
+    cdef int check(self) except -1:
+        if self.device is None:
+            raise ValueError("the Event was never initialised")
+        return 0
 
-cdef Device _default_device():
+
+cdef Device default_device():
     from .context import _job_device    # a Stream is made before or after a job; the job knows its device
     device = _job_device()
     return Device.cpu() if device is None else device

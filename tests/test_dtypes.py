@@ -11,7 +11,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE, DType, as_dtype, as_op, dlpack_dtype, float8_tables
@@ -21,7 +21,7 @@ FLOAT8 = [d for d in DTYPES if d.name.startswith("float8")]
 
 
 def enum(name):
-    body = re.search(r"enum %s \{(.*?)\}" % name, TYPES_H.read_text(), re.DOTALL).group(1)
+    body = re.search(rf"enum {name} \{{(.*?)\}}", TYPES_H.read_text(), re.DOTALL).group(1)
     return [word.split("=")[0].strip() for word in body.split(",")]
 
 
@@ -95,9 +95,9 @@ def test_as_dtype(given_, name):
 @pytest.mark.parametrize(
     "given_",
     [
-        None, object, str, bytes, "O", "S3", "U", "V4", "M8[ns]", "m8[s]", np.datetime64, np.void, np.generic, np.floating,
-        np.integer, np.number, "f4,f4", [("x", "f4")], ("f4", (2,)), "nonsense", "", 3, 2.5, {}, [], DType, Ellipsis,
-        ml_dtypes.int4, "int4", "float4_e2m1fn", np.zeros(3), type("Mine", (), {}),
+        None, object, str, bytes, "O", "S3", "U", "V4", "M8[ns]", "m8[s]", np.datetime64, np.void, np.generic,
+        np.floating, np.integer, np.number, "f4,f4", [("x", "f4")], ("f4", (2,)), "nonsense", "", 3, 2.5, {}, [], DType,
+        Ellipsis, ml_dtypes.int4, "int4", "float4_e2m1fn", np.zeros(3), type("Mine", (), {}),
     ],
     ids=repr,
 )  # fmt: skip
@@ -118,14 +118,17 @@ def test_as_dtype_refuses_the_other_byte_order(given_):
         as_dtype(other)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(max_size=8), st.integers(), st.binary(max_size=4), st.lists(st.text(max_size=3), max_size=2)))
 def test_as_dtype_gives_a_type_or_a_type_error(given_):
     try:
         found = as_dtype(given_)
     except TypeError as error:
-        assert repr(given_) in str(error)
-    else:
+        found = error
+    if isinstance(found, DType):
         assert found.numpy == np.dtype(given_)
+    else:
+        assert repr(given_) in str(found)
 
 
 def test_dlpack_types_agree_with_numpy():

@@ -373,15 +373,15 @@ def test_a_death_costs_one_test(run, pytester):
 
 
 @pytest.mark.parametrize(
-    ("at_exit", "message"),
+    ("at_exit", "limit", "message"),
     [
-        ("os._exit, 9", "the job ended badly after its last test: *"),
-        ("time.sleep, 100", "the job did not end within 1 s after its last test"),
+        ("os._exit, 9", 20.0, "the job ended badly after its last test: *"),
+        ("time.sleep, 100", 1.0, "the job did not end within 1 s after its last test"),
     ],
     ids=["dies", "hangs"],
 )
-def test_a_bad_end_of_the_job_is_an_error_of_its_last_test(run, monkeypatch, at_exit, message):
-    monkeypatch.setattr(testing, "EXIT_LIMIT", 1.0)
+def test_a_bad_end_of_the_job_is_an_error_of_its_last_test(run, monkeypatch, at_exit, limit, message):
+    monkeypatch.setattr(testing, "EXIT_LIMIT", limit)
     result = run(
         f"""
         import atexit

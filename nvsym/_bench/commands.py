@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,13 +86,20 @@ def _parser(command):
     from ..backend import ALGORITHMS
 
     parser = argparse.ArgumentParser(
-        prog=f"python -m nvsym bench {command}", description=_COMMANDS[command] + ".", epilog=_EPILOG + METHOD
+        prog=f"python -m nvsym bench {command}",
+        description=_COMMANDS[command] + ".",
+        epilog=_EPILOG + METHOD,
+        allow_abbrev=False,
     )
     sized = command in ("latency", "put", "get", "allreduce")
     if sized:
         parser.add_argument("-b", type=_size, default=16, metavar="SIZE", help="smallest size in bytes (default: 16)")
-        parser.add_argument("-e", type=_size, metavar="SIZE", help="largest size (default: 1M; with -b above it, that of -b)")
-        parser.add_argument("-f", type=_factor, default=4.0, metavar="FACTOR", help="from one size to the next (default: 4)")
+        parser.add_argument(
+            "-e", type=_size, metavar="SIZE", help="largest size (default: 1M; with -b above it, that of -b)"
+        )
+        parser.add_argument(
+            "-f", type=_factor, default=4.0, metavar="FACTOR", help="from one size to the next (default: 4)"
+        )
     if command != "barrier":
         default = {"atomics": "int64", "overhead": "int64"}.get(command, "float32")
         parser.add_argument("--dtype", type=_element, default=default, help=f"element type (default: {default})")
@@ -105,11 +113,19 @@ def _parser(command):
         )  # fmt: skip
     if command == "atomics":
         parser.add_argument("--op", choices=ATOMICS, action="append", help="only this one; may be repeated")
-    parser.add_argument("-n", type=_positive, metavar="CALLS", help="counted calls of a batch (default: some milliseconds' worth)")
-    parser.add_argument("-w", type=_count, metavar="CALLS", help="calls of a batch that are not counted (default: 10; slow calls 1)")
+    parser.add_argument(
+        "-n", type=_positive, metavar="CALLS", help="counted calls of a batch (default: some milliseconds' worth)"
+    )
+    parser.add_argument(
+        "-w", type=_count, metavar="CALLS", help="calls of a batch that are not counted (default: 10; slow calls 1)"
+    )
     parser.add_argument("--batches", type=_positive, default=21, help="batches of each library (default: 21)")
     parser.add_argument(
-        "--vs", type=_peers, default=[], metavar="PEERS", help=f"compare with these, comma-separated: {', '.join(PEERS)}"
+        "--vs",
+        type=_peers,
+        default=[],
+        metavar="PEERS",
+        help=f"compare with these, comma-separated: {', '.join(PEERS)}",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document in place of the table")
     return parser
@@ -141,19 +157,27 @@ class _Row:
     nbytes: int | None = None
 
 
-def _rows(command, options, n_pes):
+def _rows(command, options):
     if command == "barrier":
         return [_Row({"operation": "barrier_all"}, "barrier", (Shape(1, np.dtype(np.int64)),))]
     dtype = options.dtype
     if command == "atomics":
-        names = options.op or [name for name in ATOMICS if dtype.kind != "f" or name in ("fetch", "set", "add", "fetch_add", "swap")]
+        names = options.op or [
+            name for name in ATOMICS if dtype.kind != "f" or name in ("fetch", "set", "add", "fetch_add", "swap")
+        ]
         return [_Row({"operation": f"atomic_{name}"}, "atomic", (name, Shape(1, dtype))) for name in names]
     if command == "overhead":
         return [_Row({"call": name}, "overhead", (name, Shape(1, dtype))) for name in OVERHEAD]
     rows, size = [], float(options.b)
     while round(size) <= options.e:
         count = max(1, round(size) // dtype.itemsize)
-        shape = Shape(count, dtype, getattr(options, "op", "sum"), getattr(options, "algorithm", "auto"), getattr(options, "local", "buffer"))
+        shape = Shape(
+            count,
+            dtype,
+            getattr(options, "op", "sum"),
+            getattr(options, "algorithm", "auto"),
+            getattr(options, "local", "buffer"),
+        )
         if not rows or rows[-1].nbytes != shape.nbytes:
             rows.append(_Row({"bytes": shape.nbytes, "count": count}, command, (shape,), shape.nbytes))
         size *= options.f
@@ -187,8 +211,8 @@ class Bench:
         self.n_pes = nvsym.n_pes()
         self.is_first = nvsym.my_pe() == 0
         self.nodes = len(set(self.context.nodes()))
-        self.libraries = [NvsymCases()]
-        self.unavailable = {}
+        self.libraries: list[Any] = [NvsymCases()]
+        self.unavailable: dict[str, str] = {}
         for name in peers:
             try:
                 self.libraries.append(
@@ -212,6 +236,10 @@ class Bench:
         """What was compared, in one line each."""
         return [library.describe() for library in self.libraries]
 
+    def close(self):
+        """End the job."""
+        self.context.finalize()
+
 
 def describe_machine():
     """The machine in words: processor, cores that may be used, memory, kernel, load."""
@@ -227,15 +255,20 @@ def describe_machine():
 
 def _run(command, options):
     largest = getattr(options, "e", 1)
-    bench = Bench(
-        options.vs, 4 * largest + (64 << 20), calls=options.n, warmup=options.w, batches=options.batches
-    )
+    bench = Bench(options.vs, 4 * largest + (64 << 20), calls=options.n, warmup=options.w, batches=options.batches)
+    try:
+        return _measure(bench, command, options)
+    finally:
+        bench.close()
+
+
+def _measure(bench, command, options):
     if command == "latency" and bench.n_pes < 2:
         print("python -m nvsym bench latency: needs 2 PEs; start it by mpirun -n 2", file=sys.stderr)
         return 1
-    rows = _rows(command, options, bench.n_pes)
+    rows = _rows(command, options)
     peers = [library.name for library in bench.libraries[1:]]
-    report = {
+    report: dict[str, Any] = {
         "bench": command,
         "pes": bench.n_pes,
         "nodes": bench.nodes,
@@ -243,7 +276,9 @@ def _run(command, options):
         "libraries": bench.describe(),
         "unavailable": bench.unavailable,
         "options": {
-            key: value.name if isinstance(value, np.dtype) else value for key, value in vars(options).items() if key != "json"
+            key: value.name if isinstance(value, np.dtype) else value
+            for key, value in vars(options).items()
+            if key != "json"
         },
         "method": METHOD,
         "rows": [],
@@ -258,12 +293,10 @@ def _run(command, options):
         try:
             series, reasons = bench.measure(row.method, *row.arguments)
         except (TypeError, ValueError) as error:
-            # The arguments are the same everywhere, so this is raised everywhere.
-            if not all(bench.comm.allgather(True)):
-                raise
+            # nvsym's answer to arguments that are the same on every PE, so it is raised on every PE.
             if bench.is_first:
                 print(f"python -m nvsym bench {command}: error: {error}", file=sys.stderr)
-            return 1
+            return 2
         result = _result(command, row, series, reasons, bench.n_pes)
         wrong += sum(not one["correct"] for one in [result["nvsym"], *result["peers"].values()])
         report["rows"].append(result)
@@ -338,7 +371,11 @@ class _Printer:
             cells.append(f"{peer['median_us']:>12.3f} {peer['ratio']:>7.3f}")
             if peer["variant"]:
                 remarks.append(peer["variant"])
-        remarks += [f"WRONG RESULT of {name}" for name, one in [("nvsym", result["nvsym"]), *result["peers"].items()] if not one["correct"]]
+        remarks += [
+            f"WRONG RESULT of {name}"
+            for name, one in [("nvsym", result["nvsym"]), *result["peers"].items()]
+            if not one["correct"]
+        ]
         print("  ".join([*cells, *filter(None, remarks)]), flush=True)
 
     def end(self, report, wrong):

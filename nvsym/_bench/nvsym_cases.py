@@ -2,6 +2,7 @@
 """The operations of nvsym that are measured."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from .data import Shape, pattern, reduced, same
 from .sampling import Case
 
 __all__ = ["NvsymCases"]
+
+# Element types, operators and algorithms come from the command line, which a type checker cannot follow.
+SHMEMBuffer: Any = nvsym.SHMEMBuffer
+allreduce: Any = nvsym.allreduce
 
 
 class NvsymCases:
@@ -35,7 +40,7 @@ class NvsymCases:
         return Case(self.name, variant, call, nvsym.barrier_all, check, close, steps)
 
     def _buffers(self, shape: Shape):
-        kind = nvsym.SHMEMBuffer[shape.dtype]
+        kind = SHMEMBuffer[shape.dtype]
         source = kind.from_numpy(pattern(shape.count, shape.dtype, self.me))
         return kind.zeros(shape.count), source
 
@@ -68,7 +73,7 @@ class NvsymCases:
     def latency(self, shape: Shape):
         """A message and its answer between two neighbours: put_signal and signal_wait_until."""
         dest, source = self._buffers(shape)
-        signal = nvsym.SHMEMBuffer[np.uint64].zeros(1)
+        signal = SHMEMBuffer[np.uint64].zeros(1)
         put_signal, wait = nvsym.put_signal, nvsym.signal_wait_until
         other = self.me ^ 1
         count = 0
@@ -101,7 +106,7 @@ class NvsymCases:
         def check():
             return same(dest.to_numpy(), reduced(shape.count, shape.dtype, shape.op, self.n))
 
-        call = partial(nvsym.allreduce, dest, source, shape.op, algorithm=shape.algorithm)
+        call = partial(allreduce, dest, source, shape.op, algorithm=shape.algorithm)
         return [self._case("" if shape.algorithm == "auto" else shape.algorithm, call, [dest, source], check)]
 
     def barrier(self, shape: Shape):
@@ -110,7 +115,7 @@ class NvsymCases:
 
     def atomic(self, name, shape: Shape):
         """An atomic operation on an element of the next PE."""
-        target = nvsym.SHMEMBuffer[shape.dtype].zeros(1)
+        target = SHMEMBuffer[shape.dtype].zeros(1)
         pe = self.right
         arguments = {"fetch": (pe,), "inc": (pe,), "compare_swap": (0, 1, pe)}.get(name, (1, pe))
 
@@ -122,7 +127,7 @@ class NvsymCases:
 
     def overhead(self, name, shape: Shape):
         """What a call costs on this PE, without another one: puts and the like go to the PE itself."""
-        kind, me = nvsym.SHMEMBuffer[shape.dtype], self.me
+        kind, me = SHMEMBuffer[shape.dtype], self.me
         if name == "my_pe":
             return [self._case("", nvsym.my_pe, [], lambda: nvsym.my_pe() == me)]
         if name == "n_pes":
@@ -132,7 +137,7 @@ class NvsymCases:
         if name == "allocate + free":
             return [self._case("", lambda: kind(shape.count).free(), [])]
         dest, source = self._buffers(shape)
-        signal = nvsym.SHMEMBuffer[np.int64].zeros(1)
+        signal = SHMEMBuffer[np.int64].zeros(1)
         put, quiet = nvsym.put, nvsym.quiet
 
         def put_quiet():

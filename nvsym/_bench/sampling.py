@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times calls of several libraries in one job, in turn.
 
-Other work on the machine changes how fast everything is from one moment to the next. So the libraries are not measured one after
-the other but in short batches that alternate, A B A B ..., and each is judged by the median of its batches.
+Other work on the machine changes how fast everything is from one moment to the next. So the libraries are not measured
+one after the other but in short batches that alternate, A B A B ..., and each is judged by the median of its batches.
 """
 
 import gc
@@ -18,10 +18,10 @@ import numpy as np
 __all__ = ["Case", "PeerUnavailableError", "Sampler", "Series", "best"]
 
 METHOD = (
-    "Each batch: the PEs meet, then some calls that are not counted, then the counted ones, back to back. Batches of the libraries "
-    "alternate (A B A B ...). A sample is the mean time of one call in one batch, averaged over the PEs. Times are medians of the "
-    "samples; ratio is the median of nvsym over that of the peer, so below 1 nvsym is faster. Results are checked before the clock "
-    "starts."
+    "Each batch: the PEs meet, then some calls that are not counted, then the counted ones, back to back. Batches of "
+    "the libraries alternate (A B A B ...). A sample is the mean time of one call in one batch, averaged over the PEs. "
+    "Times are medians of the samples; ratio is the median of nvsym over that of the peer, so below 1 nvsym is faster. "
+    "Results are checked before the clock starts."
 )
 
 
@@ -131,7 +131,8 @@ class Sampler:
     batch_time : float
         Seconds that the counted calls of a batch may take.
     budget : float
-        Seconds for all batches of the cases; with `calls` None there are fewer batches, 5 at least, where they take longer.
+        Seconds for all batches of the cases. Where they take longer there are fewer of them, but 5 at least; not so if
+        `calls` is given.
     """
 
     def __init__(self, comm, meet, *, calls=None, warmup=None, batches=21, batch_time=4e-3, budget=4.0):

@@ -27,8 +27,8 @@ class Shmem4pyCases:
         library = mpi_library()
         if not library.startswith("Open MPI"):
             raise PeerUnavailableError(
-                f"shmem4py: its OpenSHMEM (Open MPI's) and the MPI of this job ({library}) cannot be in one process; start the job by "
-                "oshrun with mpi4py on Open MPI (MPI4PY_LIBMPI)"
+                f"shmem4py: its OpenSHMEM (Open MPI's) and the MPI of this job ({library}) cannot be in one process; "
+                "start the job by oshrun, with mpi4py on Open MPI (MPI4PY_LIBMPI)"
             )
         try:
             from shmem4py import shmem
@@ -114,7 +114,11 @@ class Shmem4pyCases:
         """The reduction of that operator."""
         dest, source = self._arrays(shape)
         call = partial(getattr(self.shmem, f"{shape.op}_reduce"), dest, source)
-        return [self._case("", call, [dest, source], lambda: same(dest, reduced(shape.count, shape.dtype, shape.op, self.n)))]
+        return [
+            self._case(
+                "", call, [dest, source], lambda: same(dest, reduced(shape.count, shape.dtype, shape.op, self.n))
+            )
+        ]
 
     def barrier(self, shape: Shape):
         """`barrier_all`."""

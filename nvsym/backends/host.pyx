@@ -102,6 +102,8 @@ cdef enum:
     SLEEP_AFTER       = 1_000_000    # nanoseconds of yielding before a waiting PE sleeps between polls
     WATCH_PERIOD      = 20_000_000   # nanoseconds between two looks at the peers
     SHARE_ALIGN       = 64           # bytes: PEs write different cache lines of a result
+    ONE_SHOT          = 2048         # bytes: one meeting and more copying, or two meetings; measured
+    ONE_SHOT_SHARED   = 8192         # the same where PEs share cores and a meeting costs more
 
 cdef uint32_t NO_TYPE = NVSYM_DTYPE_COUNT
 cdef int64_t EXIT_GRACE = 5_000_000_000     # nanoseconds that a wait on a stream goes on when only this PE is left
@@ -120,6 +122,7 @@ cdef struct HostState:
     int32_t * pe_of         # and back
     int64_t * delta         # from this PE's region to that of each PE of the node
     int       spin
+    size_t    one_shot      # bytes up to which an allreduce takes one meeting of the PEs and copies more
     int64_t   limit         # nanoseconds that a wait may last; 0: no limit
     bint      several_nodes
     bint      see_pids      # the PEs of the node see each other's process numbers
@@ -247,6 +250,7 @@ cdef class HostBackend(Backend):
             s.spin = settings["NVSYM_SPIN"]
         else:
             s.spin = SPIN if shared_cores >= s.n_local else SPIN_SHORT
+        s.one_shot = ONE_SHOT if shared_cores >= s.n_local else ONE_SHOT_SHARED
         s.limit = <int64_t> (settings["NVSYM_TIMEOUT"] * 1e9)
         self._capabilities = [
             ("peer_memory", s.n_local > 1, f"{s.n_local} PEs share a segment on this node" if s.n_local > 1
@@ -577,35 +581,12 @@ cdef class HostBackend(Backend):
             return "it is NVSHMEM's, and this job runs on the host backend"
         return None if reducer(dtype, op) != NULL else f"{OPS[op].name} is not defined for {DTYPES[dtype].name}"
 
-    cdef int fail(self, TeamData team, int kind, str reason) except -1:
-        cdef HostTeam t = <HostTeam> team
-        cdef TeamState *s = &t.state
-        cdef nvsym_team_ctl *ctl
-        cdef nvsym_call *call
-        cdef Status status
-        cdef int parity
-        if s.n == 1 or s.broken or not nvsym_try_lock(&s.busy):
-            return 0
-        status.code = status.npes = 0
-        try:
-            if not s.inside:
-                t.comm.announce(kind, 0, NO_TYPE, 0, reason)
-                return 0
-            with nogil:
-                parity = next_epoch(s, kind, &status)
-            if parity < 0:
-                return 0    # the others are told by their own wait
-            s.ahead = True
-            ctl = s.ctl[s.me]
-            call = &ctl.call[parity]
-            memset(call, 0, sizeof(nvsym_call))
-            call.kind, call.failed = kind, 1
-            text = reason.encode()[:NVSYM_INLINE * 32]
-            memcpy(ctl.stage[parity], <const char *> text, len(text) + 1)
-            nvsym_store(&ctl.arrived, s.epoch)
-        finally:
-            nvsym_unlock(&s.busy)
-        return 0
+    cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
+        cdef HostOp op
+        cdef bytes text = reason.encode()[:STATUS_TEXT - 1]
+        op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
+        op.src, op.nbytes = <const char *> text, len(text)
+        return self.submit(run_fail, &op, stream, None if stream == NULL else (team, text))
 
     # ---- what the nogil functions ask for with the GIL --------------------------------------------------------------
 
@@ -638,6 +619,9 @@ cdef class HostBackend(Backend):
             inter.signal(<size_t> op.sig, op.value, "add" if op.op == NVSYM_SIGNAL_ADD else "set", op.pe)
         elif what == INTER_QUIET:
             inter.quiet()
+        elif what == INTER_FAIL:
+            text = (<const char *> op.src)[:op.nbytes].decode("utf-8", "replace")
+            self.comm_of(<HostTeam> op.team.team).announce(op.kind, 0, NO_TYPE, 0, text)
         else:
             team = <HostTeam> op.team.team
             if inter is not None:
@@ -645,14 +629,19 @@ cdef class HostBackend(Backend):
             self.collective_by_mpi(team, op)
         return 0
 
+    cdef object comm_of(self, HostTeam team):
+        """The MPI side of a team; one inside a node gets it at the first use."""
+        cdef int i
+        if team.comm is None:
+            team.comm = TeamComm(None, team.agreement, [team.pes[i] for i in range(team.n_pes)], NVSYM_PE_EXITING)
+        return team.comm
+
     cdef int collective_by_mpi(self, HostTeam team, HostOp *op) except -1:
         cdef TeamState *t = &team.state
         cdef size_t item
         cdef unsigned char[:, ::1] rows
         cdef int i
-        if team.comm is None:
-            team.comm = TeamComm(None, team.agreement, [team.pes[i] for i in range(team.n_pes)], NVSYM_PE_EXITING)
-        comm = team.comm
+        comm = self.comm_of(team)
         comm.announce(op.kind, op.op, op.dtype, op.count, None, describe)
         if op.count == 0:
             return 0
@@ -729,6 +718,7 @@ cdef enum:
     INTER_GET
     INTER_SIGNAL
     INTER_QUIET
+    INTER_FAIL
     INTER_COLLECTIVE
 
 
@@ -1042,6 +1032,32 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
     return failed
 
 
+cdef int run_fail(void *payload, Status *status) noexcept nogil:
+    """Announce that this PE takes no part in a call. It has raised its own error: nothing more is raised here."""
+    cdef HostOp *op = <HostOp *> payload
+    cdef TeamState *t = op.team
+    cdef nvsym_team_ctl *mine
+    cdef size_t n = min(op.nbytes, <size_t> (STATUS_TEXT - 1))
+    cdef int parity
+    if t.n == 1 or t.broken or not nvsym_try_lock(&t.busy):
+        return 0
+    if not t.inside or op.algorithm == ALGO_MPI:
+        if by_mpi(op, INTER_FAIL, status):
+            t.broken = True
+    else:
+        parity = next_epoch(t, op.kind, status)
+        if parity >= 0:     # else the others are told by their own wait
+            t.ahead = True
+            mine = t.ctl[t.me]
+            memset(&mine.call[parity], 0, sizeof(nvsym_call))
+            mine.call[parity].kind, mine.call[parity].failed = op.kind, 1
+            memcpy(mine.stage[parity], op.src, n)
+            mine.stage[parity][n] = 0
+            nvsym_store(&mine.arrived, t.epoch)
+    nvsym_unlock(&t.busy)
+    return 0
+
+
 cdef int alone(HostOp *op) noexcept nogil:
     nvsym_fence()
     if op.dest != op.src and op.nbytes:
@@ -1064,7 +1080,7 @@ cdef int inside_node(HostOp *op, Status *status) noexcept nogil:
     if op.kind == COLL_BARRIER or op.kind == COLL_SYNC:
         return 0 if arrive(t, &call, NULL, 0, status) >= 0 else -1
     if op.kind == COLL_REDUCE:
-        if op.algorithm == ALGO_ONE_SHOT or (op.algorithm == ALGO_AUTO and nbytes <= NVSYM_STAGE):
+        if op.algorithm == ALGO_ONE_SHOT or (op.algorithm == ALGO_AUTO and nbytes <= op.host.one_shot):
             return one_shot(op, &call, status)
         return two_shot(op, &call, status)
 

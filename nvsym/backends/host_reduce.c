@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The file is read once for itself and then, included by itself, once for each instruction set, with LEVEL and NAME() set:
- * that part has the kernels. */
+ * The file is read once for itself and then, included by itself, once for each instruction set, with LEVEL and NAME()
+ * set: that part has the kernels. */
 #ifndef LEVEL
 
 /* Results must not depend on the machine, so a * b + c is not to become one rounding; -O2 alone leaves loops scalar. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
+#pragma clang diagnostic ignored "-Wpass-failed" /* where it has no vectors of a type, or does not optimise */
 #define LOOP _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
-#pragma GCC optimize("O3", "fp-contract=off")
+#ifdef __OPTIMIZE__
+#pragma GCC optimize("O3")
+#endif
+#pragma GCC optimize("fp-contract=off")
 #define LOOP _Pragma("GCC ivdep")
 #else
 #pragma STDC FP_CONTRACT OFF
@@ -33,8 +37,8 @@
 /* d[i] = a[i] op b[i]; to e[i] too unless e is NULL. d and e may be a or b. */
 typedef void (*pair_fn)(void *d, void *e, const void *a, const void *b, size_t n);
 
-/* A float8 type. rank[] holds for each of the 4096 leading bit patterns of a float32 without its sign the number of
- * thresholds up to there, times 2^20, and in the low bits what makes the remaining 19 bits carry at the next threshold. */
+/* A float8 type. rank[] holds, for each pattern of the 12 bits after the sign of a float32, the number of thresholds up
+ * to there times 2^20, and below it what makes the remaining 19 bits carry at the next threshold. */
 typedef struct f8_table {
     float decode[256];
     uint32_t rank[4096];
@@ -83,8 +87,8 @@ static inline uint16_t narrow_bfloat16(float x)
     return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
-/* The same results as the F16C instructions, which make every NaN quiet and keep the rest of its payload. Subnormals are
- * done with arithmetic that stays clear of float32's own, which a program may have switched off. */
+/* The same results as the F16C instructions, which make every NaN quiet and keep the rest of its payload. Subnormals
+ * are done with arithmetic that stays clear of float32's own, which a program may have switched off. */
 static inline float widen_half(uint16_t h)
 {
     const uint32_t m = h & 0x7fff;
@@ -105,6 +109,12 @@ static inline uint16_t narrow_half(float x)
     return (uint16_t)(magnitude | (u >> 16 & 0x8000));
 }
 
+static inline void copy(void *d, const void *s, size_t nbytes)
+{
+    if (d != s && nbytes)
+        memcpy(d, s, nbytes);
+}
+
 #define ADD(a, b) ((a) + (b))
 #define MUL(a, b) ((a) * (b))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -116,8 +126,8 @@ static inline uint16_t narrow_half(float x)
 #define ALL(a, b) (((a) != 0) & ((b) != 0))
 #define ANY(a, b) (((a) != 0) | ((b) != 0))
 #define ODD(a, b) (((a) != 0) ^ ((b) != 0))
-#define FMIN(a, b) (((a) <= (b)) | ((a) != (a)) ? (a) : (b))
-#define FMAX(a, b) (((a) >= (b)) | ((a) != (a)) ? (a) : (b))
+#define FMIN(a, b) ((((a) <= (b)) | ((a) != (a))) ? (a) : (b))
+#define FMAX(a, b) ((((a) >= (b)) | ((a) != (a))) ? (a) : (b))
 
 #define PASTE_(a, b) a##_##b
 #define PASTE(a, b) PASTE_(a, b)
@@ -142,22 +152,29 @@ static inline uint16_t narrow_half(float x)
         NAME(real_sum)(d, e, a, b, 2 * n); \
     }
 
-#define COMPLEX_STORES(T, store) \
-    LOOP for (size_t i = 0; i < n; i++) { \
-        const T ar = a[2 * i], ai = a[2 * i + 1], br = b[2 * i], bi = b[2 * i + 1]; \
-        const T re = ar * br - ai * bi, im = ar * bi + ai * br; \
-        d[2 * i] = re; \
-        d[2 * i + 1] = im; \
-        store \
-    }
-
+/* The products pass through memory: GCC 12 makes vfmaddsub of a * b -+ c * d even with fp-contract=off. */
 #define COMPLEX_PROD(name, T) \
     static void NAME(name)(void *d_, void *e_, const void *a_, const void *b_, size_t n) \
     { \
-        T *d = d_, *e = e_; \
+        enum { STEP = BLOCK / 4 / (2 * sizeof(T)) }; \
+        T *d = d_, *e = e_ ? e_ : d_; \
         const T *a = a_, *b = b_; \
-        if (e) { COMPLEX_STORES(T, e[2 * i] = re; e[2 * i + 1] = im;) } \
-        else { COMPLEX_STORES(T, ) } \
+        T left[2 * STEP], right[2 * STEP]; \
+        for (size_t m; n; n -= m, a += 2 * m, b += 2 * m, d += 2 * m, e += 2 * m) { \
+            m = n < STEP ? n : STEP; \
+            LOOP for (size_t i = 0; i < m; i++) { \
+                const T ar = a[2 * i], ai = a[2 * i + 1], br = b[2 * i], bi = b[2 * i + 1]; \
+                left[2 * i] = ar * br; \
+                left[2 * i + 1] = ar * bi; \
+                right[2 * i] = ai * bi; \
+                right[2 * i + 1] = ai * br; \
+            } \
+            LOOP for (size_t i = 0; i < m; i++) { \
+                d[2 * i] = left[2 * i] - right[2 * i]; \
+                d[2 * i + 1] = left[2 * i + 1] + right[2 * i + 1]; \
+            } \
+            copy(e, d, m * 2 * sizeof(T)); \
+        } \
     }
 
 /* Two operands of a 16-bit float. */
@@ -207,11 +224,11 @@ static inline uint16_t narrow_half(float x)
 #undef NAME
 #ifdef __clang__
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("f16c,avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")
+#pragma GCC target("f16c,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=256") /* best from L2 on */
 #endif
 #define LEVEL 2
 #define NAME(x) PASTE(x, avx512)
@@ -240,6 +257,7 @@ static int best_level(void)
 #ifdef X86_LEVELS
     unsigned a, b, c = 0, d;
     const int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    __builtin_cpu_init();
     if (f16c && __builtin_cpu_supports("avx2")) {
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") ? 2 : 1;
@@ -250,13 +268,8 @@ static int best_level(void)
 
 /* ---- sources and destinations ---- */
 
-static void copy(void *d, const void *s, size_t nbytes)
-{
-    if (d != s && nbytes)
-        memcpy(d, s, nbytes);
-}
-
-static void reduce_pairs(pair_fn pair, size_t item, void *const *dst, int ndst, const void *const *src, int nsrc, size_t n)
+static void reduce_pairs(pair_fn pair, size_t item, void *const *dst, int ndst, const void *const *src, int nsrc,
+                         size_t n)
 {
     _Alignas(64) char acc[BLOCK];
     if (nsrc == 1) {
@@ -279,8 +292,8 @@ static void reduce_pairs(pair_fn pair, size_t item, void *const *dst, int ndst, 
     }
 }
 
-static void reduce_wide(const wide *type, pair_fn float_pair, size_t item, const f8_table *table, void *const *dst, int ndst,
-                        const void *const *src, int nsrc, size_t n)
+static void reduce_wide(const wide *type, pair_fn float_pair, size_t item, const f8_table *table, void *const *dst,
+                        int ndst, const void *const *src, int nsrc, size_t n)
 {
     enum { STEP = BLOCK / sizeof(float) };
     _Alignas(64) float acc[STEP];
@@ -301,7 +314,8 @@ static void reduce_wide(const wide *type, pair_fn float_pair, size_t item, const
 }
 
 /* Called with constants, one case of it is left in each function below. */
-static inline void reduce(int dtype, int op, size_t item, void *const *dst, int ndst, const void *const *src, int nsrc, size_t n)
+static inline void reduce(int dtype, int op, size_t item, void *const *dst, int ndst, const void *const *src, int nsrc,
+                          size_t n)
 {
     const level *at = atomic_load_explicit(&active, memory_order_relaxed);
     const pair_fn float_pair = at->pair[NVSYM_FLOAT32][op];

@@ -88,7 +88,7 @@ class Segment:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise BackendError(f"the shared segment cannot be committed: {error}") from error
-                room = os.statvfs(self.directory)
+                room = os.fstatvfs(self.fd)
                 raise HeapExhaustedError(
                     f"{self.directory} has {room.f_bavail * room.f_frsize} bytes left and the heap needs {nbytes} more; "
                     "enlarge it (containers: --shm-size) or point NVSYM_SHM_DIR elsewhere"

@@ -6,7 +6,7 @@ not fit, a malformed size setting, a call before the initialisation. Each is che
 Nothing is called through NVSHMEM's inline initialisation, only ``nvshmemx_hostlib_init_attr`` and ``_finalize``.
 """
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -16,25 +16,29 @@ import re
 import socket
 
 from .. import _nvshmem
-from .._settings import format_size
+from .._settings import format_size, parse_size
 from ..backend import ALGORITHMS
-from ..dtypes import DTYPES, OPS
+from ..dtypes import DTYPES, OPS, REDUCIBLE
 from ..errors import BackendError, HeapExhaustedError, NotAvailableError, PeerUnreachableError, SettingError
 from ..kernels import atomics as amo_kernels
+from ..kernels import compiler as kernel_compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from .._nvshmem cimport (
     CHECK_NVSHMEM, init_attr_initializer, load_nvshmem, nvshmem, nvshmem_has, nvshmem_version, team_config_initializer,
     uniqueid_initializer)
 from ..agreement cimport Agreement
-from ..backend cimport ALGO_AUTO, ALGO_NVSHMEM, Backend, TeamData
+from ..backend cimport (
+    ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, Backend, TeamData)
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
+from ..kernels.allreduce cimport KERNEL_ONE_SHOT, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
 from ..libnvshmem cimport (
     NVSHMEM_STATUS_FULL_MPG, NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
-    NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_UNIQUEID,
+    NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_MPI_COMM,
+    NVSHMEMX_INIT_WITH_UNIQUEID,
     nvshmem_team_config_t, nvshmem_team_t, nvshmemx_init_attr_t, nvshmemx_team_uniqueid_t, nvshmemx_uniqueid_t)
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_AMO_FETCH, NVSYM_DTYPE_COUNT
@@ -61,8 +65,20 @@ cdef enum:
 _AMO_NAMES = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
 
 
+# Addresses that NVSHMEM reserves for the heap of a GPU where NVSHMEM_MAX_MEMORY_PER_GPU does not say otherwise.
+cdef size_t LARGEST_HEAP            = <size_t> 256 << 30
+cdef size_t LARGEST_HEAP_BEFORE_3_5 = <size_t> 128 << 30
+
+cdef bint _failed = False   # an initialisation of this process
+
+
 cdef class NvshmemTeam(TeamData):
     cdef nvshmem_team_t handle      # NVSHMEM_TEAM_INVALID where NVSHMEM cannot make it (PEs share a GPU without MPS)
+    cdef TeamKernels    kernels     # slot -1: the team reduces by NVSHMEM
+    cdef list           members     # world numbers
+
+    def __cinit__(self):
+        self.kernels.slot = -1
 
 
 cdef class NvshmemBackend(Backend):
@@ -72,8 +88,12 @@ cdef class NvshmemBackend(Backend):
     cdef CUstream    main               # the context's stream
     cdef object      main_stream
     cdef list        arenas             # (address, bytes)
+    cdef bint        mps
     cdef bint        limited            # PEs share a GPU without MPS: no collectives but the barriers of all PEs
+    cdef str         why_limited
     cdef bint        started
+    cdef AllreduceKernels kernels       # None: NVSHMEM reduces
+    cdef str         why_no_kernels
     cdef str         no_multicast
     cdef list        _capabilities
     cdef int         sharing            # PEs on this GPU
@@ -88,6 +108,7 @@ cdef class NvshmemBackend(Backend):
         self.name = "nvshmem"
         self.my_pe, self.n_pes = agreement.rank, agreement.size
         self.arenas = []
+        self._check_bootstrap(agreement)
         self._open(agreement)
         self._choose_device(agreement, device)
         self._check_settings(agreement)
@@ -95,11 +116,21 @@ cdef class NvshmemBackend(Backend):
         self._initialize(agreement)
         try:
             self._add_arena(agreement, heap_size)
+            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"])
         except BaseException:
             self.stop(agreement)
             raise
         self._describe(agreement)
         return 0
+
+    def _check_bootstrap(self, agreement):
+        from mpi4py import MPI
+        error = None
+        library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        if self.bootstrap == "mpi" and not library.startswith("Open MPI"):
+            error = NotAvailableError(f'bootstrap="mpi": NVSHMEM\'s plugin is made for Open MPI, and this job runs on {library}; it '
+                                      'would load a second MPI into the process. bootstrap="uid" works with every MPI')
+        agreement.vote("choosing the bootstrap of NVSHMEM", error)
 
     def _open(self, agreement):
         """Both libraries, the same NVSHMEM on every PE, and nobody else's initialisation in the way."""
@@ -107,6 +138,9 @@ cdef class NvshmemBackend(Backend):
         try:
             self.runtime = self.gpu = get_cuda_runtime()
             load_nvshmem()
+            if nvshmem.nvshmemx_init_status() != 0 and _failed:
+                raise BackendError("an initialisation of NVSHMEM failed in this process before, and leaves it half made; start the "
+                                   "program anew")
             if nvshmem.nvshmemx_init_status() != 0:
                 raise BackendError("NVSHMEM has been initialised in this process by another library (PyTorch's symmetric memory, "
                                    "nvshmem4py): there can be one initialisation; begin the nvsym job first")
@@ -123,7 +157,6 @@ cdef class NvshmemBackend(Backend):
         node.Free()
         error = None
         cdef Device chosen = None
-        mps = 0
         try:
             ordinal = rank % self.gpu.n_devices if device is None else device
             if isinstance(ordinal, Device):
@@ -135,7 +168,7 @@ cdef class NvshmemBackend(Backend):
             self.ordinal = ordinal
             chosen = cuda_device(ordinal, self.my_pe)
             self.gpu.use(ordinal)
-            mps = self._attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
+            self.mps = self._attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
         except Exception as e:
             error = e
         agreement.vote("choosing a GPU", error)
@@ -171,26 +204,39 @@ cdef class NvshmemBackend(Backend):
                 error = SettingError(f"{name}={text!r} is not a size (NVSHMEM crashes on it); write such as 512M")
         agreement.vote("reading NVSHMEM's settings", error)
 
+    cdef size_t room_for(self, size_t nbytes) except? 0:
+        """The free memory of the GPU if another `nbytes` of heap fit into it on each PE that shares it, else 0."""
+        cdef size_t room = 0, total = 0, most = LARGEST_HEAP if nvshmem_version() >= 30500 else LARGEST_HEAP_BEFORE_3_5
+        cdef size_t held = GRANULE
+        self.gpu.use(self.ordinal)
+        CHECK_CUDA(cuda.cuMemGetInfo(&room, &total), b"cuMemGetInfo")
+        text = os.environ.get("NVSHMEM_MAX_MEMORY_PER_GPU")
+        if text is not None:
+            most = parse_size(text)
+        for _, size in self.arenas:
+            held += size
+        # No sum: what is asked for may be any number.
+        if nbytes > most or held > most - nbytes or nbytes > room // self.sharing or (
+                room // self.sharing - nbytes < 2 * <size_t> GRANULE + HEADROOM):
+            return 0
+        return room
+
     def _check_room(self, agreement, size_t heap_size):
         """That the heap fits into the free memory of every GPU: NVSHMEM would end the process where it does not."""
         cdef size_t room = 0, total = 0
         error = None
         try:
-            self.gpu.use(self.ordinal)
-            CHECK_CUDA(cuda.cuMemGetInfo(&room, &total), b"cuMemGetInfo")
-            needed = (heap_size + -heap_size % GRANULE + HEADROOM) * self.sharing
-            if needed > room:
+            if self.room_for(heap_size) == 0:
+                CHECK_CUDA(cuda.cuMemGetInfo(&room, &total), b"cuMemGetInfo")
                 raise HeapExhaustedError(
-                    f"{format_size(heap_size)} of symmetric heap for each of {self.sharing} PEs on {self.device.name} take up to "
-                    f"{format_size(needed)}, and {format_size(room)} of {format_size(total)} are free. "
-                    "NVSYM_HEAP_SIZE or init(heap_size=) asks for less")
+                    f"no room for {format_size(heap_size)} of symmetric heap for each of {self.sharing} PEs on {self.device.name}, "
+                    f"with {format_size(2 * GRANULE + HEADROOM)} beside it: {format_size(room)} of {format_size(total)} are free. "
+                    "NVSYM_HEAP_SIZE or init(heap_size=) asks for less (NVSHMEM_MAX_MEMORY_PER_GPU bounds it, too)")
         except Exception as e:
             error = e
         agreement.vote("looking for room for the symmetric heap", error)
 
-    def _initialize(self, agreement):
-        cdef nvshmemx_init_attr_t attr
-        cdef int status = 0
+    def _set_uniqueid(self, agreement, size_t attr):
         error = None
         uniqueid_initializer(&self.uid)
         try:
@@ -202,10 +248,26 @@ cdef class NvshmemBackend(Backend):
         identifier = agreement.gather((<char *> &self.uid)[:sizeof(self.uid)] if self.my_pe == 0 else b"",
                                       "sending NVSHMEM's unique id")[0]
         memcpy(&self.uid, <const char *> identifier, sizeof(self.uid))
+        CHECK_NVSHMEM(nvshmem.nvshmemx_set_attr_uniqueid_args(self.my_pe, self.n_pes, &self.uid, <nvshmemx_init_attr_t *> attr),
+                      b"nvshmemx_set_attr_uniqueid_args")
+
+    def _initialize(self, agreement):
+        cdef nvshmemx_init_attr_t attr
+        cdef int status = 0
+        cdef unsigned int flags = NVSHMEMX_INIT_WITH_UNIQUEID
+        cdef size_t communicator
+        global _failed
+        error = None
         init_attr_initializer(&attr, self.ordinal)
         try:
-            CHECK_NVSHMEM(nvshmem.nvshmemx_set_attr_uniqueid_args(self.my_pe, self.n_pes, &self.uid, &attr),
-                          b"nvshmemx_set_attr_uniqueid_args")
+            if self.bootstrap == "mpi":
+                from mpi4py import MPI
+                flags = NVSHMEMX_INIT_WITH_MPI_COMM
+                communicator = MPI._addressof(agreement.comm)
+                CHECK_NVSHMEM(nvshmem.nvshmemx_set_attr_mpi_comm_args(<void *> communicator, &attr),
+                              b"nvshmemx_set_attr_mpi_comm_args")
+            else:
+                self._set_uniqueid(agreement, <size_t> &attr)
         except Exception as e:
             error = e
         agreement.vote("preparing NVSHMEM", error)
@@ -214,7 +276,8 @@ cdef class NvshmemBackend(Backend):
         try:
             self.gpu.use(self.ordinal)
             with nogil:
-                status = nvshmem.nvshmemx_hostlib_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attr)
+                status = nvshmem.nvshmemx_hostlib_init_attr(flags, &attr)
+            _failed = status != 0
             CHECK_NVSHMEM(status, b"nvshmemx_hostlib_init_attr")
             status = nvshmem.nvshmemx_init_status()
             if status < NVSHMEM_STATUS_IS_INITIALIZED:
@@ -223,13 +286,18 @@ cdef class NvshmemBackend(Backend):
                 raise BackendError(f"NVSHMEM calls this PE {nvshmem.nvshmem_my_pe()} of {nvshmem.nvshmem_n_pes()}, "
                                    f"MPI {self.my_pe} of {self.n_pes}")
         except Exception as e:
-            error = e
+            nodes = len(set(self.nodes))
+            error = e if nodes == 1 else BackendError(
+                f"{e}. The PEs are on {nodes} nodes, between which NVSHMEM needs a transport (InfiniBand or RoCE, or multi-node "
+                "NVLink): NVSHMEM_REMOTE_TRANSPORT names it")
         finally:
             if cores is not None:
                 os.sched_setaffinity(0, cores)
         agreement.vote("initialising NVSHMEM", error)
         self.started = True
-        self.limited = any(agreement.gather(status == NVSHMEM_STATUS_LIMITED_MPG, "comparing the state of NVSHMEM"))
+        states = agreement.gather((status == NVSHMEM_STATUS_LIMITED_MPG, self.mps), "comparing the state of NVSHMEM")
+        self.limited = any(state[0] for state in states)
+        self.why_limited = _MPS_SHARES if any(all(state) for state in states) else _NO_MPS
         self.main = self.gpu.stream_create(self.ordinal)
         self.stream = self.main_stream = borrow_stream(self.device, self.main)
 
@@ -248,7 +316,7 @@ cdef class NvshmemBackend(Backend):
             ("peer_memory", len(reachable) == self.n_pes, f"{len(reachable)} of {self.n_pes} PEs are addressable by load and store"),
             ("several_nodes", nodes > 1, f"{nodes} nodes" if nodes > 1 else "all PEs are on one node"),
             ("gpu_of_its_own", not shared, f"{self.sharing} PEs share this GPU" if shared else "no other PE uses this GPU"),
-            ("collectives", not self.limited, _LIMITED if self.limited else
+            ("collectives", not self.limited, self.why_limited if self.limited else
              "PEs share GPUs under MPS" if shared else "every PE has a GPU"),
             ("multicast", why_multicast is None, why_multicast or "the heap has a multicast address"),
         ]
@@ -261,6 +329,10 @@ cdef class NvshmemBackend(Backend):
         for address, nbytes in self.arenas:
             self._free(address)
         self.arenas = []
+        if self.kernels is not None:
+            self._free(<size_t> self.kernels.workspace)
+            self.kernels.close()
+            self.kernels = None
         if self.amo_module != NULL:
             CHECK_CUDA(cuda.cuModuleUnload(self.amo_module), b"cuModuleUnload")
             self.amo_module = NULL
@@ -272,6 +344,62 @@ cdef class NvshmemBackend(Backend):
             self.gpu.stream_destroy(self.main)
             self.main = NULL
         return 0
+
+    def _open_kernels(self, agreement, limit):
+        """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
+        self.why_no_kernels = None
+        reason = None
+        try:
+            kernel_compiler.compiler_version()
+        except Exception as e:
+            reason = str(e)
+        reasons = agreement.gather(reason, "looking for NVRTC")
+        if self.limited:
+            self.why_no_kernels = self.why_limited
+        elif any(reasons):
+            pe = next(pe for pe in range(self.n_pes) if reasons[pe] is not None)
+            self.why_no_kernels = f"PE {pe}: {reasons[pe]}"
+        if self.why_no_kernels is not None:
+            return
+        cdef AllreduceKernels kernels = AllreduceKernels(self.gpu, self.ordinal, self.n_pes, self.sharing, limit)
+        cdef size_t nbytes = kernels.workspace_bytes()
+        cdef void *workspace
+        with nogil:
+            workspace = nvshmem.nvshmem_malloc(nbytes)
+        error = None
+        try:
+            if workspace == NULL:
+                raise HeapExhaustedError(f"nvshmem_malloc({nbytes}) for the allreduce kernels returned NULL")
+            kernels.open(workspace)
+        except Exception as e:
+            error = e
+        agreement.vote("opening the allreduce kernels", error)
+        self.kernels = kernels
+
+    def _attach_kernels(self, agreement, NvshmemTeam team):
+        """Give a team its part of the kernels' workspace, if its members can address each other and there is one left."""
+        cdef int64_t delta[MAX_PES]
+        cdef int i, n = team.n_pes
+        cdef char *own
+        team.members = [team.pes[i] for i in range(n)]
+        if self.kernels is None or n < 2:
+            return
+        own = self.kernels.workspace
+        reachable = n <= MAX_PES
+        for i in range(min(n, <int> MAX_PES)):
+            peer = <size_t> nvshmem.nvshmem_ptr(own, team.pes[i])
+            reachable = reachable and peer != 0
+            delta[i] = <int64_t> (<char *> <size_t> peer - own)
+        rows = agreement.gather((bool(reachable), sorted(self.kernels.free_slots)), "choosing a team's place for kernels")
+        common = sorted(set(rows[0][1]).intersection(*[row[1] for row in rows[1:]]))
+        if not all(row[0] for row in rows) or not common:
+            return
+        error = None
+        try:
+            self.kernels.attach(&team.kernels, common[0], team.my_pe, n, delta)
+        except Exception as e:
+            error = e
+        agreement.vote("preparing a team's kernels", error)
 
     def _free(self, size_t address):
         with nogil:
@@ -320,14 +448,16 @@ cdef class NvshmemBackend(Backend):
         self.arenas.append((<size_t> address, nbytes))
 
     cdef int grow(self, Agreement agreement, size_t nbytes) except -1:
-        cdef size_t room = 0, total = 0
-        cdef size_t wanted = nbytes + -nbytes % GRANULE
-        self.gpu.use(self.ordinal)
-        CHECK_CUDA(cuda.cuMemGetInfo(&room, &total), b"cuMemGetInfo")
-        fits = (wanted + GRANULE + HEADROOM) * self.sharing <= room
-        if not all(agreement.gather(bool(fits), "looking for room for another arena")):
+        error = None
+        fits = False
+        try:
+            fits = self.room_for(nbytes) != 0
+        except Exception as e:
+            error = e
+        agreement.vote("looking for room for another arena", error)
+        if not all(agreement.gather(fits, "looking for room for another arena")):
             return 0
-        self._add_arena(agreement, wanted)
+        self._add_arena(agreement, nbytes + -nbytes % GRANULE)
         return 1
 
     cdef int commit(self, int arena, size_t end) except -1:
@@ -448,7 +578,7 @@ cdef class NvshmemBackend(Backend):
 
     cdef int not_limited(self, str what) except -1:
         if self.limited:
-            raise NotAvailableError(f"{what}: {_LIMITED}")
+            raise NotAvailableError(f"{what}: {self.why_limited}")
         return 0
 
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe):
@@ -459,6 +589,7 @@ cdef class NvshmemBackend(Backend):
         team.set_members(pes, my_pe)
         if n == self.n_pes and list(pes) == list(range(n)):
             team.handle = NVSHMEM_TEAM_WORLD
+            self._attach_kernels(agreement, team)
             return team
         if self.limited:
             team.handle = NVSHMEM_TEAM_INVALID      # a set of PEs all the same; its collectives raise
@@ -482,12 +613,16 @@ cdef class NvshmemBackend(Backend):
         except Exception as e:
             error = e
         agreement.vote("making a team", error)
+        self._attach_kernels(agreement, team)
         return team
 
     cdef int destroy_team(self, TeamData team) except -1:
         cdef nvshmem_team_t handle = (<NvshmemTeam> team).handle
+        if (<NvshmemTeam> team).kernels.slot >= 0 and self.started:
+            self.gpu.drain_all(self.ordinal)
+            self.kernels.detach(&(<NvshmemTeam> team).kernels)
         if handle != NVSHMEM_TEAM_WORLD and handle != NVSHMEM_TEAM_INVALID and self.started:
-            self.gpu.use(self.ordinal)
+            self.gpu.drain_all(self.ordinal)    # its kernels use memory that goes with the team
             with nogil:
                 nvshmem.nvshmem_team_destroy(handle)
         (<NvshmemTeam> team).handle = NVSHMEM_TEAM_INVALID
@@ -547,10 +682,36 @@ cdef class NvshmemBackend(Backend):
 
     cdef int reduce(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
                     void *stream, object keep) except -1:
+        cdef NvshmemTeam t = <NvshmemTeam> team
         cdef nvshmem_team_t handle = self.handle_of(team, "reduce")
         cdef int status
+        cdef Kernel kernel
+        cdef size_t nbytes
         if count == 0:
             return 0
+        if t.kernels.slot >= 0 and algorithm != ALGO_NVSHMEM and self.kernels.loaded(dtype, op):
+            self.kernels.check(t.members)
+            nbytes = count * SIZES[dtype]
+            kernel = self.kernels.choose(&t.kernels, nbytes, dest == src)
+            if algorithm == ALGO_TWO_SHOT:
+                kernel = KERNEL_TWO_SHOT
+            elif algorithm == ALGO_ONE_SHOT and kernel == KERNEL_TWO_SHOT:
+                if dest == src:
+                    raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
+                kernel = KERNEL_ONE_SHOT
+            self.kernels.launch(&t.kernels, kernel, dtype, op, dest, src, count, SIZES[dtype], stream)
+            return self.gpu.mark(stream)
+        if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
+            if team.n_pes > 1:
+                raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} needs members that address each other's memory, and a place "
+                                 "for the team's kernels; use 'auto'")
+        if nvshmem.reduce_on_stream[dtype][op] == NULL:
+            if team.n_pes > 1:
+                raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}, and the team has no kernels")
+            if dest != src:
+                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dest, <CUdeviceptr> src, count * SIZES[dtype], stream),
+                           b"cuMemcpyAsync")
+            return self.gpu.mark(stream)
         with nogil:
             status = nvshmem.reduce_on_stream[dtype][op](handle, dest, src, count, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_reduce_on_stream")
@@ -568,19 +729,34 @@ cdef class NvshmemBackend(Backend):
         return self.gpu.mark(stream)
 
     cdef object why_no_reduce(self, int dtype, int op, int algorithm):
-        if algorithm != ALGO_AUTO and algorithm != ALGO_NVSHMEM:
-            return "on GPUs this version reduces by NVSHMEM alone"
+        cdef bint by_kernel = self.kernels is not None and DTYPES[dtype].name in kernel_compiler.TYPES and (dtype, op) in REDUCIBLE
+        if algorithm == ALGO_MPI:
+            return "the data is in GPU memory"
+        if algorithm == ALGO_MULTIMEM:
+            return "it needs a SymmetricPool, which this version does not have"
+        if algorithm != ALGO_NVSHMEM and by_kernel:
+            if not self.kernels.loaded(dtype, op):
+                if self.gpu.any_capturing():
+                    return "its kernels are not loaded yet, and cannot be during a capture; call it once before"
+                self.kernels.prepare(dtype, op)
+            return None
+        if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
+            return self.why_no_kernels or f"there is no kernel for {OPS[op].name} of {DTYPES[dtype].name}"
         if nvshmem.reduce_on_stream[dtype][op] == NULL:
             return f"NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}"
         return None
 
-    cdef int fail(self, TeamData team, int kind, str reason) except -1:
+    cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         return 0    # the others have enqueued their part already
 
 
-_LIMITED = ("PEs share a GPU without MPS, where NVSHMEM has no collectives but barrier_all and sync_all, and no wait for "
-            "signals. Start MPS (nvidia-cuda-mps-control -d, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of at most 100 / PEs), or give "
-            "each PE a GPU")
+_NO_MPS = ("PEs share a GPU without MPS, where NVSHMEM has no collectives but barrier_all and sync_all, no teams of its own and "
+           "no wait for signals. Start MPS (nvidia-cuda-mps-control -d) with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of at most 100 "
+           "divided by the PEs on a GPU, or give each PE a GPU")
+
+_MPS_SHARES = ("PEs share a GPU under MPS, but their CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is not set or adds up to more than 100; "
+               "NVSHMEM then has no collectives but barrier_all and sync_all, no teams of its own and no wait for signals. Set "
+               "it to at most 100 divided by the PEs on a GPU, or give each PE a GPU")
 
 
 def _remote_device(row, int pe):
@@ -593,3 +769,8 @@ def _remote_device(row, int pe):
     device.name = row[4]
     device.dlpack_type = 2
     return device
+
+
+cdef size_t SIZES[NVSYM_DTYPE_COUNT]
+for _element in DTYPES:
+    SIZES[<int> _element.id] = _element.itemsize

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Allreduce over peer pointers. Every PE of a team launches the same kernel with the same grid, on one stream.
+ *
+ * The sum of an element is ((x0 op x1) op x2) ..., PE 0 first, on every PE and in every run: the bits are the same.
+ *
+ * The memory argument. A block's threads order their accesses by __syncthreads; one thread per peer then stores the epoch to the
+ * peer's pad with release, and polls its own pad with acquire, both at system scope. What any thread of the block wrote before
+ * is thus visible to the peers' block of the same number after, and to no other: so an element belongs to one block, by its
+ * index, in every phase. Flags only grow and are compared by their signed difference, so a PE that is ahead does no harm. */
+#ifndef NVSYM_COLLECTIVES_CUH
+#define NVSYM_COLLECTIVES_CUH
+
+#include "device.cuh"
+
+namespace nvsym {
+
+constexpr int MAX_BLOCKS = 256;
+constexpr int LL_STAGES = 3;
+
+/* The part of a team's memory that its kernels use, on the symmetric heap; zero at first. */
+struct Pad {
+    u32 flags[2][MAX_BLOCKS][MAX_PES]; /* by phase, block, and the PE that stores it */
+};
+
+/* What a launch needs besides its operands. Deltas lead from a symmetric address here to the same one of a member. */
+struct Team {
+    i64 delta[MAX_PES];
+    int me, n;
+    Pad *pad;      /* symmetric */
+    char *ll;      /* symmetric: LL_STAGES x n x ll_bytes of data and flags */
+    u64 ll_bytes;  /* of data and flags of one PE in one stage */
+    u32 *epochs;   /* local: [MAX_BLOCKS] of the barriers; then the epoch of LL and the blocks that are done with it */
+    u32 *failure;  /* host memory: not zero once a wait took too long: 1 + the member that did not come */
+    u64 limit_ns;  /* 0: no limit */
+};
+
+template <class P> __device__ __forceinline__ P *at(P *p, const Team &t, int member)
+{
+    return (P *)((char *)p + t.delta[member]);
+}
+
+/* Wait for a condition; false when it took too long, or a wait elsewhere did. */
+struct Patience {
+    u64 start, limit;
+    u32 *failure;
+    u32 polls;
+    __device__ __forceinline__ Patience(const Team &t) : start(0), limit(t.limit_ns), failure(t.failure), polls(0) {}
+    __device__ __forceinline__ bool gone(int member)
+    {
+        if (limit == 0 || (++polls & 1023u))
+            return false;
+        u64 now = now_ns();
+        if (start == 0)
+            start = now;
+        if (*(volatile u32 *)failure)
+            return true;
+        if (now - start < limit)
+            return false;
+        *(volatile u32 *)failure = 1u + (u32)member;
+        __threadfence_system();
+        return true;
+    }
+};
+
+/* Meet the blocks of the same number on all PEs. Returns false once a wait took too long. */
+__device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
+{
+    bool here = true;
+    __syncthreads();
+    if (threadIdx.x < t.n) {
+        int p = threadIdx.x;
+        u32 *own = &t.pad->flags[phase][blockIdx.x][0];
+        if (p != t.me) {
+            store_release(at(own + t.me, t, p), epoch);
+            Patience patience(t);
+            while ((int)(load_acquire(own + p) - epoch) < 0)
+                if (patience.gone(p)) {
+                    here = false;
+                    break;
+                }
+        }
+    }
+    return __syncthreads_and(here);
+}
+
+/* ---- the parts of a reduction ------------------------------------------------------------------------------------- */
+
+template <class T> union Pack {
+    Words words;
+    T item[16 / sizeof(T)];
+    __device__ __forceinline__ Pack() {}
+};
+
+/* A number of the size of T, so that a struct of bits is one access. */
+template <int SIZE> struct BitsOf;
+template <> struct BitsOf<1> { typedef u8 Type; };
+template <> struct BitsOf<2> { typedef u16 Type; };
+template <> struct BitsOf<4> { typedef u32 Type; };
+template <> struct BitsOf<8> { typedef u64 Type; };
+
+template <class T> __device__ __forceinline__ T load_item(const T *p)
+{
+    union {
+        typename BitsOf<sizeof(T)>::Type bits;
+        T item;
+    } v;
+    v.bits = *(const volatile typename BitsOf<sizeof(T)>::Type *)p;
+    return v.item;
+}
+
+template <class T> __device__ __forceinline__ void store_item(T *p, T x)
+{
+    union {
+        typename BitsOf<sizeof(T)>::Type bits;
+        T item;
+    } v;
+    v.item = x;
+    *(volatile typename BitsOf<sizeof(T)>::Type *)p = v.bits;
+}
+
+template <class T, class Op> struct Fold {
+    typedef Element<T> E;
+    static constexpr int COUNT = 16 / sizeof(T);
+    typename E::Sum sum[COUNT];
+
+    __device__ __forceinline__ void begin(Words w)
+    {
+        Pack<T> in;
+        in.words = w;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            sum[k] = E::load(in.item[k]);
+    }
+    __device__ __forceinline__ void add(Words w)
+    {
+        Pack<T> in;
+        in.words = w;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            sum[k] = Op::apply(sum[k], E::load(in.item[k]));
+    }
+    __device__ __forceinline__ Words end() const
+    {
+        Pack<T> out;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            out.item[k] = E::store(sum[k]);
+        return out.words;
+    }
+};
+
+template <class T, class Op> __device__ __forceinline__ T fold_item(const T *src, const Team &t)
+{
+    typedef Element<T> E;
+    typename E::Sum sum = E::load(load_item(at(src, t, 0)));
+    for (int p = 1; p < t.n; p++)
+        sum = Op::apply(sum, E::load(load_item(at(src, t, p))));
+    return E::store(sum);
+}
+
+/* Where the 16-byte packs of an operand lie: `head` items before the first, then `packs`, then the rest. Without a common
+ * alignment of source and destination there are none. */
+struct Layout {
+    u64 head, packs, items;
+    template <class T> __device__ __forceinline__ Layout(const T *dst, const T *src, u64 count) : items(count)
+    {
+        u64 s = (u64)src & 15u, d = (u64)dst & 15u;
+        if (s != d) {
+            head = count;
+            packs = 0;
+            return;
+        }
+        head = s ? (16u - s) / sizeof(T) : 0;
+        if (head > count)
+            head = count;
+        packs = (count - head) * sizeof(T) / 16;
+    }
+};
+
+/* Reduce packs [first, last) of all PEs by the whole grid; TO_ALL: store to all PEs, else to this one. */
+template <class T, class Op, int N, int UNROLL, bool TO_ALL>
+__device__ __forceinline__ void reduce_packs(T *dst, const T *src, u64 first, u64 last, const Team &t)
+{
+    const u64 stride = (u64)gridDim.x * blockDim.x;
+    u64 i = first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < last; i += stride * UNROLL) {
+        Words in[UNROLL][N];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (i + u * stride < last)
+#pragma unroll
+                for (int p = 0; p < N; p++)
+                    if (p < t.n)
+                        in[u][p] = load16((const Words *)at(src, t, p) + i + u * stride);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (i + u * stride < last) {
+                Fold<T, Op> fold;
+                fold.begin(in[u][0]);
+#pragma unroll
+                for (int p = 1; p < N; p++)
+                    if (p < t.n)
+                        fold.add(in[u][p]);
+                Words out = fold.end();
+                if (TO_ALL) {
+                    /* Begin with the own memory, so that not all PEs store to one. */
+                    for (int k = 0; k < t.n; k++) {
+                        int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
+                        store16((Words *)at(dst, t, p) + i + u * stride, out);
+                    }
+                } else {
+                    store16((Words *)dst + i + u * stride, out);
+                }
+            }
+    }
+}
+
+template <class T, class Op, bool TO_ALL>
+__device__ __forceinline__ void reduce_any_packs(T *dst, const T *src, u64 first, u64 last, const Team &t)
+{
+    if (t.n <= 2)
+        reduce_packs<T, Op, 2, 4, TO_ALL>(dst, src, first, last, t);
+    else if (t.n <= 4)
+        reduce_packs<T, Op, 4, 2, TO_ALL>(dst, src, first, last, t);
+    else if (t.n <= 8)
+        reduce_packs<T, Op, 8, 1, TO_ALL>(dst, src, first, last, t);
+    else {
+        const u64 stride = (u64)gridDim.x * blockDim.x;
+        for (u64 i = first + (u64)blockIdx.x * blockDim.x + threadIdx.x; i < last; i += stride) {
+            Fold<T, Op> fold;
+            fold.begin(load16((const Words *)at(src, t, 0) + i));
+            for (int p = 1; p < t.n; p++)
+                fold.add(load16((const Words *)at(src, t, p) + i));
+            Words out = fold.end();
+            for (int p = 0; p < (TO_ALL ? t.n : 1); p++)
+                store16((Words *)(TO_ALL ? at(dst, t, p) : dst) + i, out);
+        }
+    }
+}
+
+/* The items outside of the packs, few unless the operands are not aligned alike; every TURNS-th is this PE's. */
+template <class T, class Op, bool TO_ALL>
+__device__ __forceinline__ void reduce_items(T *dst, const T *src, const Layout &layout, const Team &t)
+{
+    const u64 rest = layout.head + layout.packs * (16 / sizeof(T));
+    const u64 loose = layout.items - layout.packs * (16 / sizeof(T));
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < loose; k += (u64)gridDim.x * blockDim.x) {
+        const u64 i = k < layout.head ? k : rest + (k - layout.head);
+        if (TO_ALL && (int)(k % t.n) != t.me)
+            continue;
+        T out = fold_item<T, Op>(src + i, t);
+        if (TO_ALL)
+            for (int p = 0; p < t.n; p++)
+                store_item(at(dst, t, p) + i, out);
+        else
+            store_item(dst + i, out);
+    }
+}
+
+__device__ __forceinline__ u32 next_epoch(const Team &t) { return *(volatile u32 *)(t.epochs + blockIdx.x) + 1u; }
+
+__device__ __forceinline__ void end_epoch(const Team &t, u32 epoch)
+{
+    if (threadIdx.x == 0)
+        *(volatile u32 *)(t.epochs + blockIdx.x) = epoch;
+}
+
+/* ---- one shot: each PE reads the operands of all, and keeps the result; not in place ------------------------------ */
+
+template <class T, class Op> __device__ __forceinline__ void one_shot(T *dst, const T *src, u64 count, const Team &t)
+{
+    const u32 epoch = next_epoch(t);
+    if (meet(t, 0, epoch)) { /* the operands of all are there */
+        const Layout layout(dst, src, count);
+        reduce_any_packs<T, Op, false>(dst + layout.head, src + layout.head, 0, layout.packs, t);
+        reduce_items<T, Op, false>(dst, src, layout, t);
+        meet(t, 1, epoch); /* all are done with the operands */
+    }
+    end_epoch(t, epoch);
+}
+
+/* ---- two shot: each PE reduces its share of the packs and stores it to all; also in place ------------------------- */
+
+template <class T, class Op> __device__ __forceinline__ void two_shot(T *dst, const T *src, u64 count, const Team &t)
+{
+    const u32 epoch = next_epoch(t);
+    if (meet(t, 0, epoch)) {
+        const Layout layout(dst, src, count);
+        const u64 first = layout.packs * t.me / t.n, last = layout.packs * (t.me + 1) / t.n;
+        reduce_any_packs<T, Op, true>(dst + layout.head, src + layout.head, first, last, t);
+        reduce_items<T, Op, true>(dst, src, layout, t);
+        meet(t, 1, epoch);
+    }
+    end_epoch(t, epoch);
+}
+
+/* ---- low latency: data and flags in one store, pushed to every peer; no barrier; also in place -------------------- */
+
+/* 8 bytes of the operand from any address; past its end, zeros. */
+template <class T> __device__ __forceinline__ u64 load_eight(const T *src, u64 i, u64 count)
+{
+    constexpr int K = 8 / sizeof(T);
+    union {
+        T item[K];
+        u64 bits;
+    } v;
+    v.bits = 0;
+    if (((u64)src & 7u) == 0 && (i + 1) * K <= count)
+        v.bits = *((const volatile u64 *)src + i);
+    else
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            if (i * K + k < count)
+                v.item[k] = load_item(src + i * K + k);
+    return v.bits;
+}
+
+template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst, const T *src, u64 count, const Team &t)
+{
+    constexpr int K = 8 / sizeof(T);
+    typedef Element<T> E;
+    volatile u32 *ll_epoch = t.epochs + MAX_BLOCKS, *ll_done = t.epochs + MAX_BLOCKS + 1;
+    const u32 epoch = *ll_epoch + 1u;
+    const u64 lines = (count + K - 1) / K;
+    /* A stage is used again three calls later: by then every PE has received from all in the call between, which they sent
+     * after they were done with this one. */
+    char *stage = t.ll + (u64)(epoch % LL_STAGES) * t.n * t.ll_bytes;
+    Patience patience(t);
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < lines; i += (u64)gridDim.x * blockDim.x) {
+        const u64 mine = load_eight(src, i, count);
+        for (int k = 1; k < t.n; k++) {
+            const int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
+            store_flagged(at(stage, t, p) + (u64)t.me * t.ll_bytes + i * 16, (u32)mine, (u32)(mine >> 32), epoch);
+        }
+        typename E::Sum sum[K];
+        bool here = true;
+        for (int p = 0; p < t.n && here; p++) {
+            union {
+                T item[K];
+                u64 bits;
+            } in;
+            in.bits = mine;
+            if (p != t.me) {
+                const char *line = stage + (u64)p * t.ll_bytes + i * 16;
+                Words w = load_flagged(line);
+                while (w.w[1] != epoch || w.w[3] != epoch) {
+                    if (patience.gone(p)) {
+                        here = false;
+                        break;
+                    }
+                    w = load_flagged(line);
+                }
+                in.bits = (u64)w.w[0] | (u64)w.w[2] << 32;
+            }
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                sum[k] = p == 0 ? E::load(in.item[k]) : Op::apply(sum[k], E::load(in.item[k]));
+        }
+        if (!here)
+            break;
+        union {
+            T item[K];
+            u64 bits;
+        } out;
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            out.item[k] = E::store(sum[k]);
+        if (((u64)dst & 7u) == 0 && (i + 1) * K <= count)
+            *((volatile u64 *)dst + i) = out.bits;
+        else
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                if (i * K + k < count)
+                    store_item(dst + i * K + k, out.item[k]);
+    }
+    /* The last block begins the next epoch: every thread of the grid has read this one by then. */
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (gridDim.x == 1) {
+            *ll_epoch = epoch;
+        } else if (atomicAdd((u32 *)ll_done, 1u) == gridDim.x - 1) {
+            *ll_done = 0;
+            *ll_epoch = epoch;
+        }
+    }
+}
+
+} // namespace nvsym
+
+#endif

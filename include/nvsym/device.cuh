@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the kernels are built from: element types that convert to the type they are summed in, operators, loads and stores
+ * of 16 bytes, flags between PEs. Needs no other header, so that NVRTC compiles it without an include path. */
+#ifndef NVSYM_DEVICE_CUH
+#define NVSYM_DEVICE_CUH
+
+namespace nvsym {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int MAX_PES = 32;
+
+/* ---- element types ------------------------------------------------------------------------------------------------ */
+
+/* Stored as 16 bits, summed in float32 and rounded once, to nearest even. */
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
+
+template <class T> struct Element {
+    typedef T Sum;
+    static __device__ __forceinline__ T load(T x) { return x; }
+    static __device__ __forceinline__ T store(T x) { return x; }
+};
+
+template <> struct Element<f16> {
+    typedef float Sum;
+    static __device__ __forceinline__ float load(f16 x)
+    {
+        float f;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.bits));
+        return f;
+    }
+    static __device__ __forceinline__ f16 store(float x)
+    {
+        f16 h;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(x));
+        return h;
+    }
+};
+
+template <> struct Element<bf16> {
+    typedef float Sum;
+    static __device__ __forceinline__ float load(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+    static __device__ __forceinline__ bf16 store(float x)
+    {
+        u32 u = __float_as_uint(x);
+        bf16 b;
+        /* NaN stays NaN: the carry of the rounding would make it infinity or zero. */
+        b.bits = (u & 0x7fffffffu) > 0x7f800000u ? (u16)((u >> 16) | 0x40u) : (u16)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+        return b;
+    }
+};
+
+template <> struct Element<bool> {
+    typedef bool Sum;
+    static __device__ __forceinline__ bool load(bool x) { return x; }
+    static __device__ __forceinline__ bool store(bool x) { return x; }
+};
+
+/* ---- operators ---------------------------------------------------------------------------------------------------- */
+
+template <class S> __device__ __forceinline__ bool is_nan(S) { return false; }
+__device__ __forceinline__ bool is_nan(float x) { return x != x; }
+__device__ __forceinline__ bool is_nan(double x) { return x != x; }
+
+struct Sum {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (S)(a + b); }
+    static __device__ __forceinline__ float apply(float a, float b) { return __fadd_rn(a, b); }
+    static __device__ __forceinline__ double apply(double a, double b) { return __dadd_rn(a, b); }
+    static __device__ __forceinline__ bool apply(bool a, bool b) { return a || b; }
+};
+struct Prod {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (S)(a * b); }
+    static __device__ __forceinline__ float apply(float a, float b) { return __fmul_rn(a, b); }
+    static __device__ __forceinline__ double apply(double a, double b) { return __dmul_rn(a, b); }
+    static __device__ __forceinline__ bool apply(bool a, bool b) { return a && b; }
+};
+/* NaN if either is, and the first of equal operands, as numpy.minimum and numpy.maximum. */
+struct Min {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (is_nan(a) || a <= b) ? a : b; }
+};
+struct Max {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (is_nan(a) || a >= b) ? a : b; }
+};
+struct And {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (S)(a & b); }
+};
+struct Or {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (S)(a | b); }
+};
+struct Xor {
+    template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (S)(a ^ b); }
+};
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+struct alignas(16) Words {
+    u32 w[4];
+};
+
+/* Weak accesses: ordered by the barriers around them, which release and acquire at system scope. Never the read-only
+ * path (ld.global.nc): peers change this memory while kernels run. */
+__device__ __forceinline__ Words load16(const void *p)
+{
+    Words v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store16(void *p, Words v)
+{
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+                 : "memory");
+}
+
+/* Two pairs of data and flag: each pair is one 8-byte access, so a flag vouches for its data without a barrier. */
+__device__ __forceinline__ Words load_flagged(const void *p)
+{
+    Words v;
+    asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_flagged(void *p, u32 a, u32 b, u32 flag)
+{
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(a), "r"(flag), "r"(b), "r"(flag) : "memory");
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32 *p)
+{
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_release(u32 *p, u32 v)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ u64 now_ns()
+{
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+} // namespace nvsym
+
+#endif

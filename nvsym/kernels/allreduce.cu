@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The allreduce kernels of one element type and operator, given as NVSYM_T and NVSYM_OP. */
+#include "nvsym/collectives.cuh"
+
+typedef NVSYM_T T;
+typedef nvsym::NVSYM_OP Op;
+
+extern "C" __global__ void __launch_bounds__(512)
+    nvsym_one_shot(T *dst, const T *src, nvsym::u64 count, const __grid_constant__ nvsym::Team team)
+{
+    nvsym::one_shot<T, Op>(dst, src, count, team);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    nvsym_two_shot(T *dst, const T *src, nvsym::u64 count, const __grid_constant__ nvsym::Team team)
+{
+    nvsym::two_shot<T, Op>(dst, src, count, team);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    nvsym_low_latency(T *dst, const T *src, nvsym::u64 count, const __grid_constant__ nvsym::Team team)
+{
+    nvsym::low_latency<T, Op>(dst, src, count, team);
+}

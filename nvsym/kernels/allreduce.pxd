@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from ..cuda_runtime cimport CudaRuntime
+from ..libcuda cimport CUevent, CUfunction, CUstream
+from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
+
+cdef enum:
+    MAX_PES    = 32     # of a team that uses the kernels
+    MAX_BLOCKS = 256
+    LL_STAGES  = 3
+
+cdef enum Kernel:
+    KERNEL_ONE_SHOT = 0
+    KERNEL_TWO_SHOT
+    KERNEL_LOW_LATENCY
+    KERNEL_COUNT
+
+# nvsym::Team of include/nvsym/collectives.cuh.
+cdef struct TeamArgs:
+    int64_t    delta[MAX_PES]
+    int32_t    me
+    int32_t    n
+    void *     pad
+    void *     ll
+    uint64_t   ll_bytes
+    uint32_t * epochs
+    uint32_t * failure
+    uint64_t   limit_ns
+
+# A team's part: its place in the workspace, and the stream of its last kernel.
+cdef struct TeamKernels:
+    TeamArgs args
+    int      slot       # -1: the team has no kernels
+    CUstream last
+    CUevent  behind     # recorded behind the last kernel where another stream follows
+
+cdef class AllreduceKernels:
+    cdef CudaRuntime gpu
+    cdef int         ordinal
+    cdef int         n_pes
+    cdef int         arch
+    cdef int         blocks         # at most
+    cdef size_t      slot_bytes
+    cdef size_t      ll_bytes       # data and flags of one PE in one stage
+    cdef char *      workspace      # symmetric
+    cdef uint32_t *  epochs         # local
+    cdef uint32_t *  failure        # pinned
+    cdef uint64_t    limit_ns
+    cdef object      free_slots
+    cdef list        modules
+    cdef CUfunction  functions[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][KERNEL_COUNT]
+    cdef readonly double compile_seconds
+
+    cdef size_t workspace_bytes(self)
+    cdef int open(self, void *workspace) except -1
+    cdef int close(self) except -1
+    cdef int attach(self, TeamKernels *team, int slot, int me, int n, const int64_t *delta) except -1
+    cdef int detach(self, TeamKernels *team) except -1
+    cdef bint loaded(self, int dtype, int op) noexcept
+    cdef int prepare(self, int dtype, int op) except -1
+    cdef int check(self, object pes) except -1
+    cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
+    cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
+                    size_t itemsize, CUstream stream) except -1

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allreduce over peer pointers: compiles, loads and launches the kernels of include/nvsym/collectives.cuh.
+
+Which kernel runs depends on the number of PEs, the bytes and whether it is in place: on nothing that differs between PEs.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+import os
+import time
+
+from ..dtypes import DTYPES, OPS
+from ..errors import BackendError, PeerTimeoutError
+from . import compiler
+
+from .._driver cimport CHECK_CUDA, cuda
+from ..cuda_runtime cimport CudaRuntime
+from ..libcuda cimport (
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_EVENT_DISABLE_TIMING, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr, CUevent,
+    CUfunction, CUmodule, CUstream)
+
+cdef enum:
+    SLOTS          = 8          # teams that have kernels at a time
+    THREADS        = 512        # of a block
+    THREADS_MANY   = 256        # of the kernels with barriers, where more than two PEs' loads fill the registers
+    PAD_BYTES      = 2 * MAX_BLOCKS * MAX_PES * 4
+    LL_DATA_TWO    = 256 << 10  # bytes that low latency moves at most, in jobs of two PEs
+    LL_DATA_MORE   = 64 << 10   # and of more
+    ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
+
+
+cdef class AllreduceKernels:
+    """The kernels of one GPU, and the memory that they meet in."""
+
+    def __init__(self, CudaRuntime gpu not None, int ordinal, int n_pes, int sharing, double limit):
+        cdef int handle = 0, major = 0, minor = 0, processors = 0
+        self.gpu = gpu
+        self.ordinal = ordinal
+        self.n_pes = n_pes
+        self.limit_ns = <uint64_t> (limit * 1e9)
+        self.modules = []
+        self.free_slots = set(range(SLOTS))
+        CHECK_CUDA(cuda.cuDeviceGet(&handle, ordinal), b"cuDeviceGet")
+        for attribute, value in ((CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, <size_t> &major),
+                                 (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, <size_t> &minor),
+                                 (CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, <size_t> &processors)):
+            CHECK_CUDA(cuda.cuDeviceGetAttribute(<int *> <size_t> value, attribute, handle), b"cuDeviceGetAttribute")
+        self.arch = 10 * major + minor
+        # Under MPS with an active thread percentage the driver counts the processors of this process already.
+        if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in os.environ:
+            processors //= sharing
+        self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
+        self.ll_bytes = 2 * (LL_DATA_TWO if n_pes <= 2 else LL_DATA_MORE)
+        self.slot_bytes = PAD_BYTES + LL_STAGES * <size_t> n_pes * self.ll_bytes
+
+    cdef size_t workspace_bytes(self):
+        """Symmetric memory that `open` needs, zeroed by it; the caller meets the other PEs before the first launch."""
+        return SLOTS * self.slot_bytes
+
+    cdef int open(self, void *workspace) except -1:
+        cdef CUstream side = self.gpu.side_stream(self.ordinal)
+        cdef size_t nbytes = SLOTS * (MAX_BLOCKS + 2) * sizeof(uint32_t)
+        self.workspace = <char *> workspace
+        self.epochs = <uint32_t *> self.gpu.alloc(self.ordinal, nbytes)
+        self.failure = <uint32_t *> self.gpu.alloc_pinned(self.ordinal, sizeof(uint32_t))
+        self.failure[0] = 0
+        CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> workspace, 0, self.workspace_bytes(), side), b"cuMemsetD8Async")
+        CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> self.epochs, 0, nbytes, side), b"cuMemsetD8Async")
+        with nogil:
+            CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
+        return 0
+
+    cdef int close(self) except -1:
+        for module in self.modules:
+            CHECK_CUDA(cuda.cuModuleUnload(<CUmodule> <size_t> module), b"cuModuleUnload")
+        self.modules = []
+        memset(self.functions, 0, sizeof(self.functions))
+        if self.epochs != NULL:
+            self.gpu.dealloc(self.ordinal, self.epochs)
+            self.gpu.dealloc_pinned(self.failure)
+            self.epochs = self.failure = NULL
+        return 0
+
+    cdef int attach(self, TeamKernels *team, int slot, int me, int n, const int64_t *delta) except -1:
+        """Give a team its place. The caller has agreed on the slot with all members, whose memory is all addressable."""
+        cdef CUstream side = self.gpu.side_stream(self.ordinal)
+        cdef int p
+        cdef char *own = self.workspace + slot * self.slot_bytes
+        memset(team, 0, sizeof(TeamKernels))
+        team.slot = slot
+        for p in range(n):
+            team.args.delta[p] = delta[p]
+        team.args.me, team.args.n = me, n
+        team.args.pad, team.args.ll, team.args.ll_bytes = own, own + PAD_BYTES, self.ll_bytes
+        team.args.epochs = self.epochs + slot * (MAX_BLOCKS + 2)
+        team.args.failure, team.args.limit_ns = self.failure, self.limit_ns
+        # What an earlier team left; the caller meets the others once more before the first launch.
+        CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> own, 0, self.slot_bytes, side), b"cuMemsetD8Async")
+        CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> team.args.epochs, 0, (MAX_BLOCKS + 2) * sizeof(uint32_t), side),
+                   b"cuMemsetD8Async")
+        with nogil:
+            CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
+        CHECK_CUDA(cuda.cuEventCreate(&team.behind, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+        self.free_slots.discard(slot)
+        return 0
+
+    cdef int detach(self, TeamKernels *team) except -1:
+        if team.slot >= 0:
+            self.free_slots.add(team.slot)
+            team.slot = -1
+            CHECK_CUDA(cuda.cuEventDestroy(team.behind), b"cuEventDestroy")
+        return 0
+
+    cdef bint loaded(self, int dtype, int op) noexcept:
+        return self.functions[dtype][op][0] != NULL
+
+    cdef int prepare(self, int dtype, int op) except -1:
+        """Compile (or take from the cache) and load the kernels of an element type and operator."""
+        cdef CUmodule module = NULL
+        cdef int i, registers
+        if self.loaded(dtype, op):
+            return 0
+        start = time.perf_counter()
+        cubin, _ = compiler.allreduce_cubin(DTYPES[dtype].name, OPS[op].name, self.arch)
+        self.gpu.use(self.ordinal)
+        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
+        self.modules.append(<size_t> module)
+        for i in range(KERNEL_COUNT - 1, -1, -1):   # loaded() looks at the first
+            name = compiler.KERNELS[i].encode()
+            CHECK_CUDA(cuda.cuModuleGetFunction(&self.functions[dtype][op][i], module, <const char *> name),
+                       b"cuModuleGetFunction")
+            # Asking makes a lazy driver load the function now, not at its first launch.
+            CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, self.functions[dtype][op][i]),
+                       b"cuFuncGetAttribute")
+        self.compile_seconds += time.perf_counter() - start
+        return 0
+
+    cdef int check(self, object pes) except -1:
+        """Raise if a kernel gave up waiting for a PE. `pes`: the members of the team by their world numbers."""
+        if self.failure == NULL or self.failure[0] == 0:
+            return 0
+        member = self.failure[0] - 1
+        pe = pes[member] if member < len(pes) else member
+        raise PeerTimeoutError(f"allreduce: PE {pe} did not arrive within {self.limit_ns / 1e9:g} s (NVSYM_TIMEOUT); the "
+                               "kernels of this job reduce no more, finalize() still works", [pe])
+
+    cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept:
+        if 2 * nbytes <= self.ll_bytes:
+            return KERNEL_LOW_LATENCY
+        if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
+            return KERNEL_ONE_SHOT
+        return KERNEL_TWO_SHOT
+
+    cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
+                    size_t itemsize, CUstream stream) except -1:
+        cdef void *arguments[4]
+        cdef uint64_t n = count
+        cdef size_t nbytes = count * itemsize, work
+        cdef unsigned int blocks, threads = THREADS
+        cdef CUfunction function = self.functions[dtype][op][<int> kernel]
+        if kernel == KERNEL_LOW_LATENCY:
+            work = (nbytes + 7) // 8
+            if work < THREADS:
+                threads = max(<size_t> 32, (work + 31) // 32 * 32)
+        else:
+            work = (nbytes + 15) // 16
+            if team.args.n > 2:
+                threads = THREADS_MANY
+            if kernel == KERNEL_TWO_SHOT:
+                work = (work + team.args.n - 1) // team.args.n
+        blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
+        if stream != team.last:
+            # The kernels of a team share its pad: those of two streams run one after the other.
+            if team.last != NULL and not self.gpu.capturing(stream) and not self.gpu.capturing(team.last):
+                CHECK_CUDA(cuda.cuEventRecord(team.behind, team.last), b"cuEventRecord")
+                CHECK_CUDA(cuda.cuStreamWaitEvent(stream, team.behind, 0), b"cuStreamWaitEvent")
+            team.last = stream
+        arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
+        with nogil:
+            CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+        return 0

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Threads that move data between pageable host memory and pinned blocks that a stream copies from or to.
+ *
+ * A ring has a number of pinned blocks. The blocks that pass through it are numbered from 1; block n uses slot n % slots.
+ * Two counters of each slot, in pinned memory, hold the number of the last block that
+ *
+ *   ready   the host has dealt with: filled for the device, or emptied into pageable memory;
+ *   done    the stream has copied.
+ *
+ * The stream waits for `ready` and writes `done`; a worker waits for `done` and writes `ready`. No worker calls CUDA or
+ * Python, or waits for anything but these counters, so a stream that is stuck stops only its own ring.
+ */
+#ifndef NVSYM_STAGING_H
+#define NVSYM_STAGING_H
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    STAGING_STRIDE  = 64,   /* bytes between two counters: a cache line each */
+    STAGING_THREADS = 8,    /* at most: more do not make host memory faster */
+    STAGING_YIELDS  = 64,   /* polls that yield, before those that sleep */
+    STAGING_LONGEST = 500   /* microseconds of a sleep, growing */
+};
+
+/* One copy: blocks first .. first + count - 1 of a ring. */
+typedef struct staging_copy {
+    struct staging_copy *next;
+    char                *host;
+    size_t               nbytes;
+    uint64_t             first;
+    uint64_t             count;
+    int                  to_host;
+} staging_copy;
+
+typedef struct staging_ring {
+    struct staging_ring *next;
+    char                *blocks;    /* pinned: slots blocks, then the counters */
+    char                *counters;
+    size_t               block;     /* bytes of one */
+    uint64_t             slots;
+    uint64_t             issued;    /* number of the last block given out */
+    uint64_t             claimed;   /* number of the last block that a worker has taken */
+    staging_copy        *first;     /* with blocks that nobody has taken */
+    staging_copy        *last;
+    void                *stream;    /* that the copies are on */
+    int                  enqueuing; /* somebody is putting a copy on the stream just now */
+} staging_ring;
+
+typedef struct staging_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t  work;
+    staging_ring   *rings;
+    int             threads;
+    uint64_t        unclaimed;      /* blocks of all rings */
+} staging_pool;
+
+static inline _Atomic uint64_t *staging_ready(const staging_ring *ring, uint64_t number)
+{
+    return (_Atomic uint64_t *)(ring->counters + number % ring->slots * 2 * STAGING_STRIDE);
+}
+
+static inline _Atomic uint64_t *staging_done(const staging_ring *ring, uint64_t number)
+{
+    return (_Atomic uint64_t *)(ring->counters + (number % ring->slots * 2 + 1) * STAGING_STRIDE);
+}
+
+static inline char *staging_block(const staging_ring *ring, uint64_t number)
+{
+    return ring->blocks + number % ring->slots * ring->block;
+}
+
+static inline size_t staging_size(size_t block, uint64_t slots)
+{
+    return slots * (block + 2 * STAGING_STRIDE);
+}
+
+/* Whether the host and the stream are both through with a block; there is none below 1. */
+static inline int staging_over(const staging_ring *ring, uint64_t number)
+{
+    return (int64_t)number <= 0 || (atomic_load_explicit(staging_done(ring, number), memory_order_acquire) >= number &&
+                                    atomic_load_explicit(staging_ready(ring, number), memory_order_acquire) >= number);
+}
+
+typedef struct staging_task {
+    void             *to;
+    const void       *from;
+    size_t            nbytes;
+    _Atomic uint64_t *ready;
+    uint64_t          number;
+} staging_task;
+
+/* Take the next block of a ring if it can be dealt with now; under the lock. */
+static int staging_claim(staging_pool *pool, staging_ring *ring, staging_task *task)
+{
+    staging_copy *copy = ring->first;
+    uint64_t number = ring->claimed + 1;
+    if (copy == NULL)
+        return 0;
+    if (copy->to_host ? atomic_load_explicit(staging_done(ring, number), memory_order_acquire) < number
+                      : !staging_over(ring, number - ring->slots))
+        return 0;
+    size_t offset = (number - copy->first) * ring->block;
+    char *host = copy->host + offset, *block = staging_block(ring, number);
+    task->nbytes = copy->nbytes - offset < ring->block ? copy->nbytes - offset : ring->block;
+    task->to = copy->to_host ? host : block;
+    task->from = copy->to_host ? block : host;
+    task->ready = staging_ready(ring, number);
+    task->number = number;
+    ring->claimed = number;
+    pool->unclaimed--;
+    if (number == copy->first + copy->count - 1) {
+        ring->first = copy->next;
+        if (ring->first == NULL)
+            ring->last = NULL;
+        free(copy);
+    }
+    return 1;
+}
+
+static void *staging_worker(void *argument)
+{
+    staging_pool *pool = argument;
+    staging_task task;
+    staging_ring *ring;
+    unsigned polls = 0, pause = 20;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        for (ring = pool->rings; ring != NULL && !staging_claim(pool, ring, &task); ring = ring->next)
+            ;
+        if (ring == NULL && pool->unclaimed == 0) {
+            pthread_cond_wait(&pool->work, &pool->lock);
+            polls = 0, pause = 20;
+            continue;
+        }
+        pthread_mutex_unlock(&pool->lock);
+        if (ring != NULL) {
+            memcpy(task.to, task.from, task.nbytes);
+            atomic_store_explicit(task.ready, task.number, memory_order_release);
+            polls = 0, pause = 20;
+        } else if (++polls <= STAGING_YIELDS) {
+            sched_yield();
+        } else {
+            usleep(pause);
+            pause = pause + pause / 2 < STAGING_LONGEST ? pause + pause / 2 : STAGING_LONGEST;
+        }
+        pthread_mutex_lock(&pool->lock);
+    }
+    return NULL;
+}
+
+static staging_pool *staging_pool_new(void)
+{
+    staging_pool *pool = calloc(1, sizeof(staging_pool));
+    if (pool != NULL) {
+        pthread_mutex_init(&pool->lock, NULL);
+        pthread_cond_init(&pool->work, NULL);
+    }
+    return pool;
+}
+
+/* Start the threads, once; they live as long as the process. The number that run. */
+static int staging_start(staging_pool *pool, int threads)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    while (pool->threads < threads && pthread_create(&thread, &attributes, staging_worker, pool) == 0)
+        pool->threads++;
+    pthread_attr_destroy(&attributes);
+    return pool->threads;
+}
+
+/* A ring over pinned memory of staging_size(block, slots) bytes, whose counters are set to zero. */
+static staging_ring *staging_ring_new(staging_pool *pool, void *pinned, size_t block, uint64_t slots)
+{
+    staging_ring *ring = calloc(1, sizeof(staging_ring));
+    if (ring == NULL)
+        return NULL;
+    ring->blocks = pinned;
+    ring->counters = ring->blocks + slots * block;
+    ring->block = block;
+    ring->slots = slots;
+    memset(ring->counters, 0, slots * 2 * STAGING_STRIDE);
+    ring->enqueuing = 1;
+    pthread_mutex_lock(&pool->lock);
+    ring->next = pool->rings;
+    pool->rings = ring;
+    pthread_mutex_unlock(&pool->lock);
+    return ring;
+}
+
+/* A ring for a copy on a stream: the one whose copies are on that stream already, else one that is idle with blocks of at
+ * least that size, else NULL. It is marked as enqueuing. */
+static staging_ring *staging_take(staging_pool *pool, void *stream, size_t block)
+{
+    staging_ring *ring, *found = NULL;
+    uint64_t slot;
+    pthread_mutex_lock(&pool->lock);
+    for (ring = pool->rings; ring != NULL; ring = ring->next) {
+        if (ring->enqueuing || ring->block < block)
+            continue;
+        if (ring->stream != stream) {
+            for (slot = 0; slot < ring->slots && staging_over(ring, ring->issued - slot); slot++)
+                ;
+            if (slot < ring->slots)
+                continue;
+        }
+        if (found == NULL || ring->stream == stream || (found->stream != stream && ring->block < found->block))
+            found = ring;
+    }
+    if (found != NULL) {
+        found->enqueuing = 1;
+        found->stream = stream;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return found;
+}
+
+/* Hand a copy to the workers; its blocks get the next numbers. 0 where there is no memory. */
+static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *host, size_t nbytes, int to_host)
+{
+    staging_copy *copy = malloc(sizeof(staging_copy));
+    if (copy == NULL)
+        return 0;
+    pthread_mutex_lock(&pool->lock);
+    copy->next = NULL;
+    copy->host = host;
+    copy->nbytes = nbytes;
+    copy->first = ring->issued + 1;
+    copy->count = (nbytes + ring->block - 1) / ring->block;
+    copy->to_host = to_host;
+    ring->issued += copy->count;
+    pool->unclaimed += copy->count;
+    if (ring->last != NULL)
+        ring->last->next = copy;
+    else
+        ring->first = copy;
+    ring->last = copy;
+    uint64_t first = copy->first;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    return first;
+}
+
+static void staging_release(staging_pool *pool, staging_ring *ring)
+{
+    pthread_mutex_lock(&pool->lock);
+    ring->enqueuing = 0;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Give a ring up whose stream failed while a copy was put on it: nothing waits for it any more, and its memory stays. */
+static void staging_abandon(staging_pool *pool, staging_ring *ring)
+{
+    staging_ring **link;
+    uint64_t slot;
+    pthread_mutex_lock(&pool->lock);
+    for (link = &pool->rings; *link != ring; link = &(*link)->next)
+        ;
+    *link = ring->next;
+    pool->unclaimed -= ring->issued - ring->claimed;
+    for (slot = 0; slot < ring->slots; slot++)
+        atomic_store_explicit(staging_ready(ring, slot), UINT64_MAX / 4, memory_order_release);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+#endif

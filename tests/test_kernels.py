@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernels compile for every architecture, and the cache of what was compiled keeps its promises. No GPU is needed."""
+
+import concurrent.futures
+import os
+import re
+import stat
+
+import pytest
+from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
+from nvsym.errors import BackendError
+from nvsym.kernels import atomics, compiler
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+
+ARCHITECTURES = (80, 90, 100)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("NVSYM_CACHE_DIR", str(folder))
+    return folder
+
+
+def combinations():
+    """Every element type and every operator, each for every architecture, and no more: a compilation takes a second."""
+    types = [("sum", dtype.name) for dtype in DTYPES if dtype.name in compiler.TYPES]
+    ops = [(op.name, name) for op in OPS for name in ("int32", "float32", "bool")]
+    legal = {(OPS[op].name, DTYPES[dtype].name) for dtype, op in REDUCIBLE}
+    pairs = sorted({pair for pair in types + ops if pair in legal})
+    return [(dtype, op, ARCHITECTURES[i % 3]) for i, (op, dtype) in enumerate(pairs)]
+
+
+def test_types_and_operators_are_nvsyms():
+    assert set(compiler.TYPES) <= {dtype.name for dtype in DTYPES}
+    assert set(compiler.OPERATORS) == {op.name for op in OPS}
+
+
+def test_all_kernels_compile(cache):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda c: compiler.allreduce_cubin(*c), combinations()))
+    for (dtype, op, arch), (cubin, fresh) in zip(combinations(), results, strict=True):
+        assert fresh, (dtype, op)
+        assert cubin[:4] == b"\x7fELF"
+        for kernel in compiler.KERNELS:
+            assert kernel.encode() in cubin, (dtype, op, arch, kernel)
+
+
+def test_second_time_comes_from_the_cache(cache):
+    first, fresh = compiler.allreduce_cubin("float32", "sum", 90)
+    assert fresh
+    second, fresh = compiler.allreduce_cubin("float32", "sum", 90)
+    assert not fresh
+    assert first == second
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    (entry,) = cache.iterdir()
+    assert stat.S_IMODE(entry.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: data[:-1] + b"x", lambda data: b""])
+def test_damaged_entry_is_made_anew(cache, damage):
+    first, _ = compiler.allreduce_cubin("int32", "xor", 90)
+    (entry,) = cache.iterdir()
+    entry.write_bytes(damage(entry.read_bytes()))
+    second, fresh = compiler.allreduce_cubin("int32", "xor", 90)
+    assert fresh
+    assert first == second
+    assert not compiler.allreduce_cubin("int32", "xor", 90)[1]
+
+
+def test_other_architecture_is_another_entry(cache):
+    compiler.allreduce_cubin("int32", "and", 80)
+    assert compiler.allreduce_cubin("int32", "and", 90)[1]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_folder_that_others_may_write_to_is_not_used(cache):
+    cache.mkdir(mode=0o700)
+    os.chmod(cache, 0o777)
+    assert compiler.cache_folder() is None
+    assert compiler.allreduce_cubin("int32", "or", 90)[1]
+    assert not list(cache.iterdir())
+
+
+def test_many_processes_at_once_leave_one_whole_entry(cache):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = [r[0] for r in pool.map(lambda _: compiler.allreduce_cubin("uint8", "max", 90), range(4))]
+    assert all(result == results[0] for result in results)
+    assert len(list(cache.iterdir())) == 1
+    assert not compiler.allreduce_cubin("uint8", "max", 90)[1]
+
+
+def test_error_has_the_compilers_message():
+    with pytest.raises(BackendError, match=r"compiling broken\.cu failed.*\n(.|\n)*undefined_thing"):
+        compiler.compile_cubin('extern "C" __global__ void f() { undefined_thing(); }', "broken.cu", 90)
+
+
+def test_atomics_ptx_has_every_entry():
+    text = atomics.ptx().rstrip(b"\0").decode()
+    names = re.findall(r"\.entry (\w+)\(", text)
+    assert names == [atomics.entry_name(*entry) for entry in atomics.ENTRIES]
+    assert len(names) == len(set(names)) == 24

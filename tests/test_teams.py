@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teams: their members and numbers, splits of splits, their end, and that they are given back."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import nvsym
+
+PES = pytest.mark.pes(1, 2, 4)
+NODES = pytest.mark.pes(4, nodes=2)
+
+
+def numbers(team):
+    """The members' world numbers, as found by a collective of the team."""
+    mine = nvsym.SHMEMBuffer["int64"].adopt(scratch.unsafe_ptr(), 1)
+    everyone = nvsym.SHMEMBuffer["int64"].adopt(scratch.unsafe_ptr() + 64, team.n_pes())
+    np.asarray(mine)[0] = nvsym.my_pe()
+    nvsym.fcollect(everyone, mine, team=team)
+    return everyone.to_numpy().tolist()
+
+
+@pytest.fixture
+def work(ctx):
+    """Some symmetric memory for `numbers`, which not all PEs call."""
+    global scratch
+    scratch = nvsym.SHMEMBuffer["int64"].zeros(64)
+    yield
+    nvsym.barrier_all()
+    scratch.free()
+
+
+@PES
+@NODES
+def test_predefined_teams(ctx, work):
+    me, n, nodes = ctx.my_pe(), ctx.n_pes(), ctx.nodes()
+    here = [pe for pe in range(n) if nodes[pe] == nodes[me]]
+    for team, members in ((nvsym.TEAM_WORLD, list(range(n))), (nvsym.TEAM_NODE, here), (nvsym.TEAM_SHARED, here)):
+        assert team.pes == members == numbers(team)
+        assert team.n_pes() == len(members)
+        assert members[team.my_pe()] == me
+        with pytest.raises(ValueError, match="predefined"):
+            team.destroy()
+        with team as same:
+            assert same is team
+        assert team.my_pe() == members.index(me)
+        assert f"PE {team.my_pe()} of {len(members)}" in repr(team)
+        with pytest.raises(TypeError, match="pickled"):
+            team.__reduce__()
+    with pytest.raises(TypeError, match="split_strided"):
+        nvsym.Team()
+
+
+@pytest.mark.pes(4)
+@NODES
+@pytest.mark.parametrize(("start", "stride", "size"), [
+    (0, 1, 4), (0, 1, 2), (1, 2, 2), (3, -1, 4), (3, -2, 2), (2, 1, 1), (2, 0, 1), (0, 3, 2),
+])  # fmt: skip
+def test_split_strided(ctx, work, start, stride, size):
+    members = [start + i * stride for i in range(size)]
+    team = nvsym.TEAM_WORLD.split_strided(start, stride, size)
+    if ctx.my_pe() not in members:
+        assert team is None
+        return
+    assert team.pes == members == numbers(team)
+    assert team.my_pe() == members.index(ctx.my_pe())
+    assert "TEAM_WORLD" in repr(team)
+    total = nvsym.SHMEMBuffer["int64"].adopt(scratch.unsafe_ptr() + 256, 1)
+    np.asarray(total)[0] = ctx.my_pe()
+    nvsym.allreduce(total, total, team=team)
+    assert total.to_numpy()[0] == sum(members)
+    team.destroy()
+
+
+@PES
+@NODES
+@pytest.mark.parametrize("xrange", [1, 2, 3, 4, 100])
+def test_split_2d(ctx, work, xrange):
+    me, n = ctx.my_pe(), ctx.n_pes()
+    x, y = nvsym.TEAM_WORLD.split_2d(xrange)
+    assert x.pes == [pe for pe in range(n) if pe // xrange == me // xrange] == numbers(x)
+    nvsym.barrier_all()  # `work` is one piece of memory
+    assert y.pes == [pe for pe in range(n) if pe % xrange == me % xrange] == numbers(y)
+    with y, x:
+        pass
+    for team in (x, y):
+        with pytest.raises(nvsym.NVSymError, match="destroyed"):
+            team.my_pe()
+
+
+@pytest.mark.pes(4)
+@NODES
+def test_split_of_a_split(ctx, work):
+    me = ctx.my_pe()
+    backwards = nvsym.TEAM_WORLD.split_strided(3, -1, 4)
+    assert backwards.my_pe() == 3 - me
+    pair = backwards.split_strided(1, 2, 2)  # world 2 and 0
+    if me % 2:
+        assert pair is None
+    else:
+        assert pair.pes == [2, 0] == numbers(pair)
+        single = pair.split_strided(1, -1, 2).split_strided(1, 1, 1)
+        assert (single is None) == (me == 0)
+    nvsym.barrier_all()
+    # Translation between any two.
+    assert [backwards.translate_pe(i, nvsym.TEAM_WORLD) for i in range(4)] == [3, 2, 1, 0]
+    if pair is not None:
+        assert [backwards.translate_pe(i, pair) for i in range(4)] == [-1, 0, -1, 1]
+        assert [pair.translate_pe(i, backwards) for i in range(2)] == [1, 3]
+        for bad in (-1, 2):
+            with pytest.raises(ValueError, match=f"pe: {bad}"):
+                pair.translate_pe(bad, backwards)
+    with pytest.raises(TypeError):
+        backwards.translate_pe(0, None)
+    nvsym.barrier_all()
+    # A parent may go before its child.
+    backwards.destroy()
+    if pair is not None:
+        assert numbers(pair) == [2, 0]
+        pair.destroy()
+
+
+@PES
+@NODES
+def test_bad_splits_raise_on_all(ctx):
+    n, world = ctx.n_pes(), nvsym.TEAM_WORLD
+    for arguments, text in (
+        ((0, 1, 0), "size: 0"),
+        ((0, 1, -1), "size: -1"),
+        ((0, 0, 2), "stride: 0|size=2"),
+        ((0, 1, n + 1), f"PE {n} is not in"),
+        ((-1, 1, 1), "start=-1"),
+        ((n, 1, 1), f"start={n}"),
+        ((0, -1, 2), "stride=-1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            world.split_strided(*arguments)
+    with pytest.raises(ValueError, match="xrange: 0"):
+        world.split_2d(0)
+    for bad in (lambda: world.split_2d("2"), lambda: world.split_strided(0, 1), lambda: world.split_strided(0.5, 1, 1)):
+        with pytest.raises(TypeError):
+            bad()
+    world.split_strided(0, 1, n).destroy()
+
+
+@pytest.mark.pes(2, 4)
+@NODES
+def test_splits_that_differ_raise_on_all(ctx):
+    me, n, world = ctx.my_pe(), ctx.n_pes(), nvsym.TEAM_WORLD
+    for call in (
+        lambda: world.split_strided(0, 1, 1 + (me == 1)),
+        lambda: world.split_2d(1 + (me == 1)),
+        lambda: world.split_2d(1) if me == 1 else world.split_strided(0, 1, 1),
+        lambda: nvsym.collect() if me == 1 else world.split_strided(0, 1, 1),
+    ):
+        with pytest.raises(nvsym.CollectiveError, match="PE"):
+            call()
+    # Bad on one PE only: its reason, on all.
+    with pytest.raises(ValueError, match=f"failed on 1 of {n} PEs.*PE 1 .*size: 0"):
+        world.split_strided(0, 1, int(me != 1))
+    world.split_strided(0, 1, n).destroy()
+
+
+@PES
+@NODES
+def test_use_after_destroy(ctx):
+    team = nvsym.TEAM_WORLD.split_strided(0, 1, ctx.n_pes())
+    a = nvsym.SHMEMBuffer["float32"].zeros(4)
+    team.destroy()
+    for call in (
+        team.my_pe, team.n_pes, team.destroy, lambda: team.pes, lambda: team.split_2d(1), lambda: team.translate_pe(0, team),
+        lambda: nvsym.TEAM_WORLD.translate_pe(0, team), lambda: nvsym.barrier(team), lambda: nvsym.allreduce(a, a, team=team),
+        lambda: team.__enter__(),
+    ):  # fmt: skip
+        with pytest.raises(nvsym.NVSymError, match="destroyed"):
+            call()
+    assert "destroyed" in repr(team)
+    nvsym.barrier_all()
+
+
+@PES
+@NODES
+def test_teams_are_given_back(ctx):
+    """More than there may be at a time, one after the other; also those that were only used on a stream."""
+    n = ctx.n_pes()
+    stream = nvsym.Stream()
+    a = nvsym.SHMEMBuffer["int64"].full(4, 1)
+    for i in range(40):
+        with nvsym.TEAM_WORLD.split_strided(n - 1, -1, n) as team:
+            nvsym.allreduce(a, a, "max", team=team, stream=None if i % 2 else stream)
+            nvsym.barrier(team, stream=stream)
+            stream.synchronize()
+    assert (a.to_numpy() == 1).all()
+    nvsym.barrier_all()
+
+
+@pytest.mark.pes(2)
+@pytest.mark.pes(2, nodes=2)
+def test_a_new_team_in_an_old_place(ctx):
+    """A team that takes the control block of another starts afresh."""
+    me = ctx.my_pe()
+    a = nvsym.SHMEMBuffer["int64"].zeros(4)
+    for i in range(20):
+        team = nvsym.TEAM_WORLD.split_strided(0, 1, 2)
+        for j in range(i % 4):
+            np.asarray(a)[:] = me + i + j
+            nvsym.allreduce(a, a, team=team)
+            assert (np.asarray(a) == 2 * (i + j) + 1).all()
+        team.destroy()
+    gc.collect()
+    nvsym.barrier_all()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_exhaustion(mpirun, nodes):
+    """One too many raises on all; after one is destroyed there is room again; the rest is left to finalize."""
+    done = mpirun(
+        2,
+        """
+        import nvsym
+        ctx = nvsym.init(heap_size="1M")
+        teams = []
+        try:
+            while len(teams) < 100:
+                teams.append(nvsym.TEAM_WORLD.split_strided(0, 1, 2))
+        except nvsym.NVSymError as error:
+            print(len(teams), type(error).__name__, error)
+        # The PEs have different ones: each its own.
+        single = None
+        try:
+            single = nvsym.TEAM_WORLD.split_2d(1)
+        except nvsym.NVSymError as error:
+            print("full", error)
+        teams.pop(1).destroy()
+        teams.append(nvsym.TEAM_WORLD.split_strided(1, -1, 2))
+        a = nvsym.SHMEMBuffer["int64"].full(1, 1)
+        for team in teams:
+            nvsym.allreduce(a, a, team=team)
+        print(a.to_numpy()[0] == 2 ** len(teams))
+        nvsym.finalize()
+        nvsym.init(heap_size="1M")
+        print(nvsym.TEAM_WORLD.split_strided(0, 1, 2).n_pes())
+        """,
+        nodes=nodes,
+        env={"NVSYM_MAX_TEAMS": "8"},
+    )
+    for text in done.pe_stdout:
+        lines = text.splitlines()
+        assert lines[0].startswith("5 ")
+        assert "NVSYM_MAX_TEAMS" in lines[0]
+        assert lines[1].startswith("full")
+        assert lines[2:] == ["True", "2"]
