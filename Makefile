@@ -23,7 +23,7 @@ endif
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv build run test test-openmpi test-gpu bench bench-gpu lint clean distclean dist gpu-build
+.PHONY: help venv build run test test-openmpi test-gpu bench bench-gpu lint clean distclean dist
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -106,14 +106,9 @@ run: .make/package .make/build .make/mpi-$(or $(MPI),any) ## build, and run the 
 # Tests and checks
 # ----------------------------------------------------------------------------------------------------------------------
 
-test: .make/dev .make/build ## run the test suite with MPICH, then with Open MPI where there is one
+test: .make/dev .make/build ## run the test suite, with MPICH
 	$(call say,tests with MPICH)
 	@$(PY) -m pytest $(PYTEST_ARGS)
-	@if $(PY) -m nvsym._launch --mpi openmpi --show >/dev/null 2>&1; then \
-	    $(MAKE) --no-print-directory test-openmpi; \
-	else \
-	    echo "== no Open MPI here: the suite ran with MPICH alone"; \
-	fi
 
 test-openmpi: .make/dev .make/build ## run the test suite with Open MPI
 	$(call say,tests with Open MPI)
@@ -137,22 +132,12 @@ bench: .make/package .make/build .make/mpi-$(or $(MPI),any) ## measure the host 
 # On a machine with GPUs, with that machine's own Python: PYTHON=...
 # ----------------------------------------------------------------------------------------------------------------------
 
-gpu-build:
-	@command -v nvidia-smi >/dev/null && nvidia-smi -L | grep -q '^GPU ' || { \
-	    echo "make: no NVIDIA GPU here (nvidia-smi is missing or lists none); the GPU targets need one."; \
-	    echo "      Without a GPU: make test, make bench"; exit 1; }
-	@nvidia-smi -L
-	$(call say,building the extensions in place)
-	@$(PYTHON) setup.py -q build_ext --inplace
+# tools/gpu.sh says what is missing, builds in place, and starts MPS where several PEs share a GPU.
+test-gpu: ## run the tests that need a GPU
+	@PYTHON="$(PYTHON)" bash tools/gpu.sh test $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-# Where nvsym is not installed, pytest has to be told of its plugin.
-test-gpu: gpu-build ## run the tests that need a GPU
-	@plugin=$$($(PYTHON) -c 'from importlib.metadata import entry_points as e; \
-	    print("" if "nvsym" in e(group="pytest11").names else "-p nvsym.testing")'); \
-	$(PYTHON) -m pytest $$plugin tests/gpu $(PYTEST_ARGS)
-
-bench-gpu: gpu-build ## measure the NVSHMEM backend
-	@$(PYTHON) benchmarks/gpu.py $(BENCH_ARGS)
+bench-gpu: ## measure the NVSHMEM backend
+	@PYTHON="$(PYTHON)" bash tools/gpu.sh bench $(if $(BENCH_ARGS),-- $(BENCH_ARGS))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Files

@@ -8,7 +8,9 @@ over the result, so that a bad setting on one PE is an error on every PE.
 import difflib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import SettingError
 
@@ -36,7 +38,9 @@ def parse_size(text):
         match = _SIZE.fullmatch(str(text))
         if match is None:
             raise ValueError(f"{text!r} is not a size; write bytes or a number with K, M, G or T, such as 512M")
-        exact = float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+        exact = (
+            float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+        )
         nbytes = int(exact)
         if nbytes != exact:
             raise ValueError(f"{text!r} is not a whole number of bytes")
@@ -50,7 +54,7 @@ def parse_size(text):
 def format_size(nbytes):
     """A short text for a number of bytes: ``"64 MiB"``, ``"1.5 GiB"``, ``"100 B"``."""
     value, unit = float(nbytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007 - the last unit is used after the loop
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
             break
         value /= 1024
@@ -100,10 +104,10 @@ class Setting:
     """One environment variable: how its text becomes a value, its default, and what it means."""
 
     name: str
-    parse: object
-    default: object
+    parse: Callable[[str], Any]
+    default: Any
     meaning: str
-    shown_as: object = str
+    shown_as: Callable[[Any], str] = str
 
 
 SETTINGS = {
@@ -175,8 +179,9 @@ def load(environ=None):
             continue
         setting = SETTINGS.get(name)
         if setting is None:
-            near = difflib.get_close_matches(name, SETTINGS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the known ones are {', '.join(SETTINGS)}"
+            # Without the prefix, which would make every name like every other.
+            near = difflib.get_close_matches(name[len("NVSYM_") :], [known[len("NVSYM_") :] for known in SETTINGS], n=1)
+            hint = f"; did you mean NVSYM_{near[0]}?" if near else f"; the known ones are {', '.join(SETTINGS)}"
             raise SettingError(f"unknown setting {name}={text!r}{hint}")
         if text == "":
             continue  # an empty variable is an unset one, as shells cannot easily unset for one command

@@ -5,6 +5,9 @@ They act on the one element of `dest`, a buffer or slice of length 1: 32- and 64
 set, swap and add. They are atomic with respect to each other. Each is done when the call returns.
 """
 
+from cpython.long cimport PyLong_Check
+from cpython.number cimport PyNumber_Index
+from libc.math cimport isinf
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 import numpy as np
@@ -41,6 +44,8 @@ cdef int to_element(SHMEMBuffer d, object value, str name, Element *e) except -1
     """The value as the element type of `d`; what does not fit raises."""
     cdef int t = d.type_id
     try:
+        if not PyLong_Check(value) and t != NVSYM_FLOAT32 and t != NVSYM_FLOAT64:
+            value = PyNumber_Index(value)   # a float would be cut off
         if t == NVSYM_INT64:
             e.i64 = value
         elif t == NVSYM_UINT64:
@@ -51,6 +56,8 @@ cdef int to_element(SHMEMBuffer d, object value, str name, Element *e) except -1
             e.u32 = value
         elif t == NVSYM_FLOAT32:
             e.f32 = value
+            if isinf(e.f32) and not isinf(<double> value):
+                raise OverflowError
         else:
             e.f64 = value
     except OverflowError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Backend`: what nvsym needs of a way to move data between PEs (see backend.pxd)."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from .agreement cimport Agreement

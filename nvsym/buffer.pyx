@@ -13,8 +13,8 @@ from .errors import FreedBufferError, MulticastUnsupportedError, PeerUnreachable
 from .heap cimport Allocation
 from .job cimport Job, current_job
 from .memory cimport (
-    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, export_array, fill_view, hand_over, host_array,
-    make_buffer)
+    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, export_array, fill_view, hand_over,
+    host_array, make_buffer)
 from .stream cimport stream_ptr
 from .team cimport Team, as_team
 
@@ -164,8 +164,9 @@ cdef class SHMEMBuffer:
         cdef int64_t count = as_count(n, cls._element)
         cdef int arena
         cdef size_t base, nbytes = count * cls.itemsize
-        if address % <size_t> cls.itemsize:
-            raise ValueError(f"ptr: {address:#x} is not aligned to {cls.itemsize} bytes, the size of {cls._element.name}")
+        if address % <size_t> cls.dtype.alignment:
+            raise ValueError(f"ptr: {address:#x} is not a multiple of {cls.dtype.alignment}, which {cls._element.name} "
+                             "needs")
         for arena in range(job.backend.arena_count()):
             base = <size_t> job.backend.arena_base(arena)
             if base <= address and nbytes <= job.backend.arena_size(arena) - min(address - base, job.backend.arena_size(arena)):
@@ -298,8 +299,8 @@ cdef class SHMEMBuffer:
         cdef void *ptr = self.job.backend.peer_ptr(self.ptr, number)
         if ptr == NULL:
             raise PeerUnreachableError(
-                f"the memory of PE {number} ({self.job.agreement.names[number]}) cannot be addressed from PE {self.job.my_pe} "
-                f"({self.job.agreement.names[self.job.my_pe]}), which is on another node; use put and get", [number])
+                f"the memory of PE {number} ({self.job.agreement.names[number]}) cannot be addressed from PE "
+                f"{self.job.my_pe} ({self.job.agreement.names[self.job.my_pe]}), which is on another node; use put and get", [number])
         cdef Buffer buffer = make_buffer(self.job.backend.devices[number], self.element, (self.count,), ptr, self.block,
                                          self.keeper())
         buffer.via = self.job.backend.device
@@ -323,7 +324,7 @@ cdef class SHMEMBuffer:
                                  self.keeper())
             buffer.no_host_access = "a multicast address is for kernels: the host and copies must not touch it"
             return buffer
-        for name, supported, reason in self.job.backend.capabilities():
+        for name, _, reason in self.job.backend.capabilities():
             if name == "multicast":
                 raise MulticastUnsupportedError(f"no multicast alias: {reason}")
 
@@ -376,7 +377,8 @@ cdef class SHMEMBuffer:
         self.check()
         if not self.job.backend.device.is_host:
             raise BufferError("memory of a GPU has no buffer protocol; use to_numpy(), DLPack or __cuda_array_interface__")
-        fill_view(array_over(self.block, self.keeper(), self.ptr, self.element, (self.count,), False), self.element, view, flags)
+        fill_view(array_over(self.block, self.keeper(), self.ptr, self.element, (self.count,), False), self.element,
+                  view, flags)
 
     def __array__(self, dtype=None, copy=None):
         self.check()
@@ -453,8 +455,8 @@ cdef class SHMEMBuffer:
         cdef size_t source = values.ctypes.data
         while done < self.count:
             n = min(step, self.count - done)
-            self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, self.ptr + done * self.item, <void *> source,
-                                              n * self.item)
+            self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, self.ptr + done * self.item,
+                                              <void *> source, n * self.item)
             done += n
         return 0
 
@@ -547,7 +549,8 @@ cdef object as_pattern(object value, object element):
         raise TypeError(f"value: expected a number, not {type(value).__name__}")
     if KIND_ORDER[kind] == 1:
         value = int(value)      # NumPy's own integers would wrap around
-    if KIND_ORDER[kind] > KIND_ORDER[element.kind] and not (element.kind == "bool" and kind != "float" and value in (0, 1)):
+    is_bool = KIND_ORDER[kind] <= 1 and value in (0, 1)
+    if KIND_ORDER[kind] > KIND_ORDER[element.kind] and not (element.kind == "bool" and is_bool):
         raise TypeError(f"value: {value!r} is not of {element.name}, and nothing is rounded or cut off")
     try:
         return np.full(1, value, element.numpy)

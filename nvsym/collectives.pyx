@@ -12,7 +12,7 @@ from .dtypes import OPS, as_op
 from .backend cimport (
     ALGO_AUTO, COLL_ALLTOALL, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
 from .buffer cimport SHMEMBuffer, as_buffer
-from .rma cimport bad_count, bad_type, job_stream
+from .rma cimport bad_type, job_stream
 from .team cimport Team, as_team, world_team
 
 cdef dict ALGORITHM_IDS = {name: i for i, name in enumerate(ALGORITHMS)}

@@ -6,14 +6,13 @@ A call makes the primary context of its device current in the calling thread and
 """
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from .errors import BackendError, NotAvailableError
 
 from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
-    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE, CU_MEMORYTYPE_HOST,
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
     CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
 from .runtime cimport Runtime
@@ -132,7 +131,7 @@ cdef class CudaRuntime(Runtime):
         cdef int i
         if ticket <= self.done_seq or self.n_used == 0:
             return True
-        for i in range(2):
+        for i in range(2):    # no-cython-lint
             if self.snapshot_seq == 0 and not self.take_snapshot():
                 return False
             if not self.snapshot_done():

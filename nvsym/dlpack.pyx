@@ -6,8 +6,8 @@ Both forms of the capsule are spoken: ``dltensor`` and, where the consumer says 
 """
 
 from cpython.pycapsule cimport (
-    PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName)
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+    PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName)
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 

@@ -44,6 +44,7 @@ cdef class Heap:
     cdef int collect(self) except -1
     cdef int close(self, str why, type cls) except -1
     cdef int note(self, Allocation block) except -1
+    cdef int await_work(self) except -1
     cdef int settle(self) except -1
     cdef int release(self, int64_t id) except -1
     cdef int64_t place(self, size_t nbytes, int *arena) except -2

@@ -13,12 +13,14 @@ is needed; `free`, `collect` and `finalize` settle too.
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
+import time
+
 import numpy as np
 
 from ._settings import format_size
-from .errors import CollectiveError, FreedBufferError, HeapExhaustedError, NotInitializedError
+from .errors import CollectiveError, FreedBufferError, HeapExhaustedError
 
-from .agreement cimport FIELDS, Agreement
+from .agreement cimport Agreement
 from .allocator cimport Allocator
 from .backend cimport Backend
 from .memory cimport MemoryOwner
@@ -130,9 +132,9 @@ cdef class Heap:
         if offset < 0:
             self.settle()
             offset = self.place(nbytes, &arena)
-        if offset < 0 and self.dropped_anywhere():
+        if offset < 0 and nbytes <= self.allocator.size and self.work_anywhere():
             # Dropped memory may wait for work that is still running, on this PE or another.
-            self.backend.runtime.drain_all(self.backend.device.ordinal)
+            self.await_work()
             self.settle()
             offset = self.place(nbytes, &arena)
         if offset < 0 and self.backend.grow(self.agreement, nbytes):
@@ -228,8 +230,21 @@ cdef class Heap:
             fewest = min(fewest, self.agreement.all[pe, 5])
         return fewest
 
-    def dropped_anywhere(self):
-        return any(self.agreement.gather(len(self.dropped), "looking for dropped buffers"))
+    def work_anywhere(self):
+        """Whether memory on any PE may come free: dropped there, or held by work that is not done."""
+        pending = not self.backend.runtime.ticket_done(self.backend.runtime.ticket())
+        return any(self.agreement.gather(pending or bool(self.dropped), "looking for dropped buffers"))
+
+    cdef int await_work(self) except -1:
+        """Wait for what this PE has enqueued, but not for ever: that may be waiting for what comes after the allocation."""
+        cdef uint64_t ticket = self.backend.runtime.ticket()
+        # The others wait in an agreement meanwhile, which has this limit.
+        limit = self.agreement.limit / 2 if self.agreement.limit > 0 else float("inf")
+        began = time.monotonic()
+        while not self.backend.runtime.ticket_done(ticket) and time.monotonic() - began < limit:
+            time.sleep(1e-4)
+        self.backend.runtime.reap()
+        return 0
 
     cdef int settle(self) except -1:
         """Release what all PEs have dropped and are done with."""

@@ -83,7 +83,8 @@ cdef int run_copy(void *payload, Status *status) noexcept nogil:
 
 cdef int check_stream(void *stream) except -1:
     if stream != NULL and hq_lost(<hq *> stream):
-        raise ForkError("the stream was made before this process was forked, and its thread is in the parent; make another")
+        raise ForkError("the stream was made before this process was forked, and its thread is in the parent; make "
+                        "another")
     return 0
 
 

@@ -105,10 +105,10 @@ cdef Job open_job(object comm, object backend, object device, object bootstrap, 
     MPI = _mpi()
     if comm is None:
         comm = MPI.COMM_WORLD
+    elif isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError("comm: MPI.COMM_NULL; only members of the communicator may call init")
     elif not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm: expected an mpi4py intracommunicator or None, not {type(comm).__name__}")
-    elif comm == MPI.COMM_NULL:
-        raise ValueError("comm: MPI.COMM_NULL; only members of the communicator may call init")
     arguments = (backend, device, bootstrap, heap_size)
     if _job is not None:
         if arguments != _job.arguments or comm != _job.comm:
@@ -149,7 +149,7 @@ def _warn_of_wrong_launcher(int size):
             warnings.warn(
                 f"the launcher says that the job has {text} processes ({name}), but this MPI ({library}) sees one: each "
                 "process will be a job of its own. The launcher belongs to another MPI than the one that mpi4py loads; "
-                "`python -m nvsym info` shows both", RuntimeWarning, stacklevel=4)
+                "`python -m nvsym info` shows both", RuntimeWarning, stacklevel=1)     # compiled code has no frames to skip
             return
 
 

@@ -32,7 +32,7 @@ cdef class Buffer:
     cdef char *          ptr
     cdef MemoryOwner     owner          # None: nobody can free the memory while `keep` lives
     cdef object          keep
-    cdef str             no_host_access # why the host may not touch the memory, or None
+    cdef str             no_host_access     # why the host may not touch the memory, or None
     cdef object          __weakref__
 
     cdef int check(self) except -1

@@ -77,7 +77,8 @@ cdef int fill_view(object array, object element, Py_buffer *view, int flags) exc
     try:
         PyObject_GetBuffer(array, view, flags)
     except ValueError:
-        raise BufferError(f"Python's buffer protocol has no element type {element.name}; use numpy.asarray, or DLPack") from None
+        raise BufferError(f"Python's buffer protocol has no element type {element.name}; use numpy.asarray, or "
+                          "DLPack") from None
     return 0
 
 
@@ -164,15 +165,18 @@ cdef class Buffer:
             if nbytes % <size_t> element.itemsize:
                 raise ValueError(f"dtype: {nbytes} bytes are no whole number of {element.name} ({element.itemsize} bytes each)")
             shape = (nbytes // <size_t> element.itemsize,)
+        if isinstance(shape, int):
+            shape = (shape,)
         try:
-            shape = tuple([index(n) for n in ((shape,) if hasattr(type(shape), "__index__") and not hasattr(shape, "__len__") else shape)])
+            shape = tuple([index(n) for n in shape])
         except TypeError:
             raise TypeError(f"shape: expected whole numbers, not {shape!r}") from None
         if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != nbytes:
             raise ValueError(f"shape: {shape} of {element.name} is {math.prod(shape) * element.itemsize} bytes, "
                              f"the buffer has {nbytes}")
-        if <size_t> self.ptr % <size_t> element.itemsize:
-            raise ValueError(f"dtype: the buffer's address is not a multiple of {element.itemsize}, which {element.name} needs")
+        if <size_t> self.ptr % <size_t> element.numpy.alignment:
+            raise ValueError(f"dtype: the buffer's address is not a multiple of {element.numpy.alignment}, which "
+                             f"{element.name} needs")
         return self.alias(0, element, shape)
 
     def __len__(self):
@@ -254,7 +258,8 @@ cdef class Buffer:
         self.check_host_access()
         if not self.device.is_host:
             raise BufferError("memory of a GPU has no buffer protocol; use to_numpy(), DLPack or __cuda_array_interface__")
-        fill_view(array_over(self.owner, self, self.ptr, self.element, self.shape, self.readonly), self.element, view, flags)
+        fill_view(array_over(self.owner, self, self.ptr, self.element, self.shape, self.readonly), self.element, view,
+                  flags)
 
     def __array__(self, dtype=None, copy=None):
         self.check()
@@ -516,7 +521,10 @@ class HostBuffer(np.ndarray):
         return raw.view(element.numpy).view(cls)
 
     def __array_wrap__(self, array, context=None, return_scalar=False):
-        return array[()] if return_scalar else np.asarray(array)
+        if return_scalar:
+            return array[()]
+        # An array that the result was written to stays what it is.
+        return array if isinstance(array, HostBuffer) else np.asarray(array)
 
     def unsafe_ptr(self):
         """The address of the first element."""

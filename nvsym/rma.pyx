@@ -96,13 +96,14 @@ def put(dest, source, pe, *, stream=None):
         stream_ptr(stream, d.job.backend.device, &ptr)
     else:
         ptr = d.job.backend.stream.ptr
-    if ptr != NULL:
+    # A GPU's symmetric memory is kept by the tickets of its runtime.
+    if ptr != NULL and (d.job.backend.device.is_host or not isinstance(source, SHMEMBuffer)):
         keep = Keep()
     src = local_memory(source, "source", d, False, keep, &host_side)
     if host_side:
-        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, number, ptr, None if ptr == NULL else (d, keep.obj))
+        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, number, ptr, None if keep is None else (d, keep.obj))
     else:
-        d.job.backend.put(d.ptr, src, d.count * d.item, number, ptr, None if ptr == NULL else (d, keep.obj))
+        d.job.backend.put(d.ptr, src, d.count * d.item, number, ptr, None if keep is None else (d, keep.obj))
 
 
 def get(dest, source, pe, *, stream=None):
@@ -134,13 +135,14 @@ def get(dest, source, pe, *, stream=None):
         stream_ptr(stream, s.job.backend.device, &ptr)
     else:
         ptr = s.job.backend.stream.ptr
-    if ptr != NULL:
+    # A GPU's symmetric memory is kept by the tickets of its runtime.
+    if ptr != NULL and (s.job.backend.device.is_host or not isinstance(dest, SHMEMBuffer)):
         keep = Keep()
     dst = local_memory(dest, "dest", s, True, keep, &host_side)
     if host_side:
-        s.job.backend.get_to_host(dst, s.ptr, s.count * s.item, number, ptr, None if ptr == NULL else (s, keep.obj))
+        s.job.backend.get_to_host(dst, s.ptr, s.count * s.item, number, ptr, None if keep is None else (s, keep.obj))
     else:
-        s.job.backend.get(dst, s.ptr, s.count * s.item, number, ptr, None if ptr == NULL else (s, keep.obj))
+        s.job.backend.get(dst, s.ptr, s.count * s.item, number, ptr, None if keep is None else (s, keep.obj))
 
 
 cdef int job_stream(Job job, object stream, void **ptr) except -1:

@@ -4,6 +4,7 @@
 A signal is the one element of a `SHMEMBuffer[uint64]`, or of a slice of one.
 """
 
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint64_t
 
 from .buffer cimport SHMEMBuffer, as_buffer, as_pe
@@ -36,7 +37,7 @@ cdef int as_signal_op(object op) except -1:
 
 cdef uint64_t as_value(object value) except? 0xdeadbeef:
     try:
-        return <uint64_t> value
+        return <uint64_t> PyNumber_Index(value)     # a float would be cut off
     except (OverflowError, TypeError):
         raise ValueError(f"value: {value!r} is not in 0..2**64-1") from None
 
@@ -74,15 +75,15 @@ def put_signal(dest, source, signal, value, pe, *, op="set", stream=None):
     cdef bint host_side = False
     cdef int number = as_pe(pe, d.job.n_pes)
     job_stream(d.job, stream, &ptr)
-    if ptr != NULL:
+    if ptr != NULL and (d.job.backend.device.is_host or not isinstance(source, SHMEMBuffer)):
         keep = Keep()
     src = local_memory(source, "source", d, False, keep, &host_side)
     if host_side and not d.job.backend.device.is_host:
-        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, number, ptr, None if ptr == NULL else (d, keep.obj))
+        d.job.backend.put_from_host(d.ptr, src, d.count * d.item, number, ptr, None if keep is None else (d, keep.obj))
         d.job.backend.signal_op(<uint64_t *> s.ptr, v, operation, number, ptr, None)
         return
     d.job.backend.put_signal(d.ptr, src, d.count * d.item, <uint64_t *> s.ptr, v, operation, number, ptr,
-                             None if ptr == NULL else (d, s, keep.obj))
+                             None if keep is None else (d, s, keep.obj))
 
 
 def signal_op(signal, value, pe, *, op="set", stream=None):

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Team`: a set of PEs that make collective calls together, as in OpenSHMEM 1.5, section 9.4."""
 
-from .errors import CollectiveError, NotInitializedError, NVSymError
+from cpython.number cimport PyNumber_Index
+from libc.stdint cimport int64_t
+
+from .errors import NotInitializedError, NVSymError
 
 from .agreement cimport Agreement
 from .backend cimport TeamData
@@ -52,7 +55,7 @@ cdef class Team:
                 return i
         return -1
 
-    def split_strided(self, int start, int stride, int size):
+    def split_strided(self, start, stride, size):
         """A team of the PEs `start`, `start` + `stride`, ... of this one; collective over this team.
 
         Parameters
@@ -78,18 +81,23 @@ cdef class Team:
         """
         self.check()
         error = None
-        if size < 1:
+        try:
+            start, stride, size = _number(start, "start"), _number(stride, "stride"), _number(size, "size")
+        except Exception as e:
+            error = e
+            start = stride = size = 0
+        if error is None and size < 1:
             error = ValueError(f"size: {size} is below one")
-        elif stride == 0 and size > 1:
+        elif error is None and stride == 0 and size > 1:
             error = ValueError("stride: 0 names the same PE again")
-        elif not (0 <= start < self.data.n_pes and 0 <= start + (size - 1) * stride < self.data.n_pes):
+        elif error is None and not (0 <= start < self.data.n_pes and 0 <= start + (size - 1) * stride < self.data.n_pes):
             error = ValueError(f"start={start}, stride={stride}, size={size}: PE {start + (size - 1) * stride} is not in "
                                f"0..{self.data.n_pes - 1} of {self!r}")
         meet(self.agreement, CALL_SPLIT, (_fold(start, stride, size), 0), "split_strided()", error)
         members = [start + i * stride for i in range(size)]
         return self.subset(members, f"{self.name}[{start}:{stride}x{size}]", "split_strided()")
 
-    def split_2d(self, int xrange):
+    def split_2d(self, xrange):
         """Teams of the rows and columns of this team's PEs laid out in rows of `xrange`; collective over this team.
 
         Parameters
@@ -103,7 +111,14 @@ cdef class Team:
             The row and the column of this PE.
         """
         self.check()
-        error = None if xrange >= 1 else ValueError(f"xrange: {xrange} is below one")
+        error = None
+        try:
+            xrange = _number(xrange, "xrange")
+            if xrange < 1:
+                raise ValueError(f"xrange: {xrange} is below one")
+        except Exception as e:
+            error = e
+            xrange = 0
         meet(self.agreement, CALL_SPLIT, (_fold(xrange, 0, -1), 0), "split_2d()", error)
         cdef int n = self.data.n_pes, me = self.data.my_pe
         row, column = me // xrange, me % xrange
@@ -118,7 +133,6 @@ cdef class Team:
         error = None
         me = self.data.my_pe
         if me in members:
-            from mpi4py import MPI
             group = self.agreement.comm.Get_group()
             part = group.Incl(members)
             comm = self.agreement.comm.Create_group(part, tag=min(members))
@@ -194,7 +208,18 @@ cdef class Team:
         return 0
 
 
-cdef object _fold(int a, int b, int c):
+cdef object _number(object value, str name):
+    """An argument that is a whole number, within what is sent of it to the other PEs."""
+    try:
+        number = PyNumber_Index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected a whole number, not {type(value).__name__}") from None
+    if not -(1 << 20) <= number < 1 << 20:
+        raise ValueError(f"{name}: {number} is out of range")
+    return number
+
+
+cdef object _fold(int64_t a, int64_t b, int64_t c):
     """Three arguments in one number that differs where they do."""
     return ((a & 0x1fffff) << 42) | ((b & 0x1fffff) << 21) | (c & 0x1fffff)
 

@@ -1635,6 +1635,7 @@ def ctx(request):
     import nvsym
 
     gc.collect()
+    context.device.synchronize()  # what a stream is about to be done with is not left behind
     nvsym.collect()
     live = context.heap.live
     # A test that failed somewhere has its report, and may well have left something.

@@ -161,7 +161,10 @@ def test_signals_and_atomics_meet(ctx):
 @pytest.mark.pes(2)
 @pytest.mark.pes(2, nodes=2)
 def test_bad_arguments_change_nothing(ctx):
-    cells = {dtype: nvsym.SHMEMBuffer[dtype].full(2, 1) for dtype in ("int8", "int32", "uint64", "float32", "float64", "bool", "float16")}
+    cells = {
+        dtype: nvsym.SHMEMBuffer[dtype].full(2, 1)
+        for dtype in ("int8", "int32", "uint64", "float32", "float64", "bool", "float16")
+    }
     c = cells["int32"]
     one, real, unsigned = c[:1], cells["float32"][:1], cells["uint64"][:1]
     bad = [
@@ -191,9 +194,8 @@ def test_bad_arguments_change_nothing(ctx):
         (lambda: nvsym.atomic_set(one, 1, -1), ValueError, "pe: -1"),
         (lambda: nvsym.atomic_fetch(one, "0"), TypeError, ""),
     ]
-    for i, (call, error, text) in enumerate(bad):
+    for call, error, text in bad:
         with pytest.raises(error, match=text):
-            print("case", i)
             call()
     freed = nvsym.SHMEMBuffer["int32"].zeros(1)
     freed.free()

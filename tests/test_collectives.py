@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations: results against an exact reference and alike on all PEs to the bit; calls that do not go together."""
+"""Collective operations: results against an exact reference, the same bits on all PEs; calls that do not fit."""
 
 import hashlib
 import time
@@ -14,9 +14,14 @@ NODES = pytest.mark.pes(4, nodes=2)
 ALGORITHMS = ("auto", "one_shot", "two_shot", "mpi")
 STAGE = 16384  # bytes up to which a payload goes through the control block of a team
 OPS = {
-    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-}  # fmt: skip
+}
 INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64", "longdouble")
 SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")
@@ -66,7 +71,11 @@ def bits(array):
 
 def equal(found, expected):
     if found.dtype.kind in "fcV" or found.dtype.itemsize < 4:
-        wide = np.complex128 if found.dtype.kind == "c" else np.longdouble if found.dtype == np.longdouble else np.float64
+        wide = (
+            np.complex128 if found.dtype.kind == "c" else np.longdouble if found.dtype == np.longdouble else np.float64
+        )
+        if found.dtype.kind == "c":  # NumPy's own product of complex numbers may be fused, by the processor
+            return np.allclose(found, expected, rtol=8 * np.finfo(found.dtype).eps, atol=0, equal_nan=True)
         return np.array_equal(found.astype(wide), expected.astype(wide), equal_nan=True)
     return np.array_equal(found, expected)
 
@@ -227,6 +236,13 @@ def test_teams_interleaved(ctx):
     nvsym.barrier_all()
 
 
+def call_for(seconds, team):
+    """Call until that raises: the stream's thread may not have begun with its own call yet."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        nvsym.barrier(team)
+
+
 @PES
 @NODES
 def test_a_team_in_two_streams_at_once_is_an_error(ctx):
@@ -237,10 +253,8 @@ def test_a_team_in_two_streams_at_once_is_an_error(ctx):
     if ctx.n_pes() > 1 and ctx.my_pe() == 0:
         # The call on the stream waits for the others; meanwhile this thread makes another.
         nvsym.allreduce(a, a, team=team, stream=stream)
-        deadline = time.monotonic() + 5
         with pytest.raises(nvsym.CollectiveError, match="ordered"):
-            while time.monotonic() < deadline:
-                nvsym.barrier(team)
+            call_for(5.0, team)
         for pe in range(ctx.n_pes()):
             nvsym.signal_op(gate, 1, pe)
         stream.synchronize()
@@ -271,7 +285,7 @@ def test_calls_that_differ_raise_on_all(ctx, kind):
     a = nvsym.SHMEMBuffer["float32"].full(10_000, 1)
     b = nvsym.SHMEMBuffer["int64"].full(10_000, 1)
     for _ in range(3):
-        with pytest.raises(nvsym.CollectiveError, match="PE 0.*PE 1.*") as caught:
+        with pytest.raises(nvsym.CollectiveError, match=r"PE 0.*PE 1") as caught:
             MISMATCHES[kind](me, a, b)
         assert "different calls" in str(caught.value)
     assert (a.to_numpy() == 1).all()
@@ -319,7 +333,9 @@ def test_a_bad_call_on_one_pe_raises_on_all(ctx, case):
             with pytest.raises(error, match=text):
                 bad(a)
         else:
-            with pytest.raises(nvsym.CollectiveError, match=rf"failed on another PE.*PE {n - 1}: {error.__name__}: .*") as caught:
+            with pytest.raises(
+                nvsym.CollectiveError, match=rf"failed on another PE.*PE {n - 1}: {error.__name__}: .*"
+            ) as caught:
                 nvsym.allreduce(a, a)
             assert "PE 0:" not in str(caught.value)
     # On all PEs at once each has its own reason.
@@ -369,7 +385,9 @@ def test_a_freed_buffer_on_one_pe(ctx):
 def test_nan_and_signed_zero(ctx):
     """min and max take a NaN of any PE; a sum of -0.0 is -0.0."""
     me, n = ctx.my_pe(), ctx.n_pes()
-    values = np.array([np.nan if me == n - 1 else 1.0, np.nan if me == 0 else 1.0, np.inf if me else -np.inf, -0.0], np.float64)
+    values = np.array(
+        [np.nan if me == n - 1 else 1.0, np.nan if me == 0 else 1.0, np.inf if me else -np.inf, -0.0], np.float64
+    )
     for dtype in ("float32", "float64", "float16", "bfloat16"):
         a = nvsym.SHMEMBuffer[dtype].from_numpy(values.astype(nvsym.SHMEMBuffer[dtype].dtype))
         b = nvsym.SHMEMBuffer[dtype](4)

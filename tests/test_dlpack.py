@@ -26,10 +26,18 @@ pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_v
 class Tensor(ctypes.Structure):
     """DLTensor of dlpack.h."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-                ("byte_offset", ctypes.c_uint64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -44,8 +52,14 @@ class Plain(ctypes.Structure):
 class Versioned(ctypes.Structure):
     """DLManagedTensorVersioned."""
 
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", DELETER),
-                ("flags", ctypes.c_uint64), ("tensor", Tensor)]
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", DELETER),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    ]
 
 
 class Producer:
@@ -112,8 +126,12 @@ def test_every_dtype_is_aliased(ctx, dtype):
         with pytest.raises(BufferError, match=element.name):
             b.__dlpack__()
     else:
-        for options, name in (({}, b"dltensor"), ({"max_version": (0, 8)}, b"dltensor"),
-                              ({"max_version": (1, 0)}, b"dltensor_versioned"), ({"max_version": (2, 3)}, b"dltensor_versioned")):
+        for options, name in (
+            ({}, b"dltensor"),
+            ({"max_version": (0, 8)}, b"dltensor"),
+            ({"max_version": (1, 0)}, b"dltensor_versioned"),
+            ({"max_version": (2, 3)}, b"dltensor_versioned"),
+        ):
             capsule = b[3:7].__dlpack__(**options)
             found, managed = fields_of(capsule)
             assert found == name
@@ -163,9 +181,16 @@ def test_dlpack_options(ctx):
 
 def aliases(b):
     """Each way to hold the memory of a buffer."""
-    return {"array": np.asarray(b), "part": np.asarray(b)[1:], "view": np.asarray(b[0:2]), "memoryview": memoryview(b),
-            "tensor": np.from_dlpack(b), "capsule": b.__dlpack__(), "peer": np.asarray(b.peer(b.device.pe)),
-            "buffer": np.asarray(memoryview(b.peer(b.device.pe)))}
+    return {
+        "array": np.asarray(b),
+        "part": np.asarray(b)[1:],
+        "view": np.asarray(b[0:2]),
+        "memoryview": memoryview(b),
+        "tensor": np.from_dlpack(b),
+        "capsule": b.__dlpack__(),
+        "peer": np.asarray(b.peer(b.device.pe)),
+        "buffer": np.asarray(memoryview(b.peer(b.device.pe))),
+    }
 
 
 ALIASES = ("array", "part", "view", "memoryview", "tensor", "capsule", "peer", "buffer")
@@ -222,14 +247,17 @@ def test_small_floats_without_a_copy(ctx):
 
 def test_aliases_survive_finalize(mpirun):
     """The job ends, and what others hold of its memory stays."""
-    result = mpirun(2, """
+    result = mpirun(
+        2,
+        """
         import gc
         import numpy as np, nvsym
         ctx = nvsym.init(heap_size="8M")
         me = ctx.my_pe()
         b = nvsym.SHMEMBuffer["i4"].full(1000, 5 + me)
         small = nvsym.SHMEMBuffer["bfloat16"].full(3, 2)
-        held = [np.asarray(b), np.from_dlpack(b), memoryview(b), np.asarray(b.peer(1 - me)), b.__dlpack__(), np.asarray(small)]
+        held = [np.asarray(b), np.from_dlpack(b), memoryview(b), np.asarray(b.peer(1 - me)), b.__dlpack__()]
+        held.append(np.asarray(small))
         freed = nvsym.SHMEMBuffer["i4"].full(10, 9)
         late = np.asarray(freed)
         freed.free()
@@ -237,7 +265,8 @@ def test_aliases_survive_finalize(mpirun):
         nvsym.barrier_all()
         nvsym.finalize()
         gc.collect()
-        for use in (b.to_numpy, lambda: b[0:1], view.to_numpy, peer.to_numpy, b.free, lambda: np.asarray(b), freed.to_numpy,
+        for use in (b.to_numpy, lambda: b[0:1], view.to_numpy, peer.to_numpy, b.free, freed.to_numpy,
+                    lambda: np.asarray(b),
                     lambda: nvsym.put(b, b, 0), lambda: nvsym.SHMEMBuffer["i4"](3), nvsym.collect, nvsym.barrier_all,
                     lambda: ctx.heap, ctx.my_pe):
             try:
@@ -252,9 +281,9 @@ def test_aliases_survive_finalize(mpirun):
         assert (held[0] == 5 + me).all() and (held[1] == 5 + me).all() and held[2][999] == 5 + me
         assert (held[3] == 6 - me).all() and held[5].astype("f4").tolist() == [2, 2, 2]
         assert (late == 9).all()
-        held[0][:] = 1
         # A second job has memory of its own, and the aliases of the first one are nothing to it.
         nvsym.init(heap_size="8M")
+        held[0][:] = 1  # the other PE has looked by now
         c = nvsym.SHMEMBuffer["i4"].full(1000, 3)
         held.pop(0)
         del late
@@ -265,7 +294,8 @@ def test_aliases_survive_finalize(mpirun):
         assert (c.to_numpy() == 3).all()
         nvsym.finalize()
         print("fine")
-    """)
+    """,
+    )
     assert result.stdout.count("fine") == 2
 
 
@@ -280,7 +310,13 @@ def test_tensors_of_others(ctx, version):
             continue
         values = random_array(element.numpy, 6, 7)
         b = SHMEMBuffer[element.numpy](6)
-        for strides, shape in ((None, (6,)), ((1,), (6,)), ((3, 1), (2, 3)), ((6, 77, 1), (1, 1, 6)), (None, (1, 2, 3))):
+        for strides, shape in (
+            (None, (6,)),
+            ((1,), (6,)),
+            ((3, 1), (2, 3)),
+            ((6, 77, 1), (1, 1, 6)),
+            (None, (1, 2, 3)),
+        ):
             producer = Producer(values, version=version, strides=strides, shape=shape)
             b.enqueue_copy_from(producer)
             gc.collect()
@@ -297,14 +333,21 @@ def test_tensors_of_others(ctx, version):
 def test_tensors_that_are_refused_are_given_back(ctx):
     b = SHMEMBuffer["f4"].full(6, 3)
     six = np.zeros(6, "f4")
-    for producer, error in ((Producer(six, strides=(2,), shape=(3,)), ValueError),
-                            (Producer(six, strides=(1, 3), shape=(3, 2)), ValueError),
-                            (Producer(six, strides=(0,)), ValueError), (Producer(six, strides=(-1,)), ValueError),
-                            (Producer(six, shape=(5,)), ValueError), (Producer(six, shape=()), ValueError),
-                            (Producer(np.zeros(6)), TypeError), (Producer(six, dtype=(2, 32, 2)), TypeError),
-                            (Producer(six, dtype=(2, 24, 1)), TypeError), (Producer(six, dtype=(9, 32, 1)), TypeError),
-                            (Producer(six, version=(2, 0)), (BufferError, TypeError)),
-                            (Producer(six, shape=(1 << 62, 4)), ValueError), (Producer(six, shape=(-6,)), ValueError)):
+    for producer, error in (
+        (Producer(six, strides=(2,), shape=(3,)), ValueError),
+        (Producer(six, strides=(1, 3), shape=(3, 2)), ValueError),
+        (Producer(six, strides=(0,)), ValueError),
+        (Producer(six, strides=(-1,)), ValueError),
+        (Producer(six, shape=(5,)), ValueError),
+        (Producer(six, shape=()), ValueError),
+        (Producer(np.zeros(6)), TypeError),
+        (Producer(six, dtype=(2, 32, 2)), TypeError),
+        (Producer(six, dtype=(2, 24, 1)), TypeError),
+        (Producer(six, dtype=(9, 32, 1)), TypeError),
+        (Producer(six, version=(2, 0)), (BufferError, TypeError)),
+        (Producer(six, shape=(1 << 62, 4)), ValueError),
+        (Producer(six, shape=(-6,)), ValueError),
+    ):
         for call, name in ((b.enqueue_copy_from, "src"), (lambda p: nvsym.put(b, p, 0), "source")):
             producer.returned = 0
             with pytest.raises(error, match=f"^{name}: "):
@@ -345,13 +388,13 @@ class Broken:
 def test_broken_producers(ctx):
     b = SHMEMBuffer["f4"].full(6, 3)
     for answer in (None, 3, "capsule", pythonapi.PyCapsule_New(1, b"another", None)):
-        with pytest.raises((BufferError, TypeError), match="src: .*capsule"):
+        with pytest.raises((BufferError, TypeError), match=r"src: .*capsule"):
             b.enqueue_copy_from(Broken(answer))
     with pytest.raises(RuntimeError, match="out of tensors"):
         b.enqueue_copy_from(Broken(RuntimeError("out of tensors")))
     used = np.zeros(6, "f4").__dlpack__()
     np.from_dlpack(type("Once", (), {"__dlpack__": lambda self, **_: used, "__dlpack_device__": lambda self: CPU})())
-    with pytest.raises((BufferError, TypeError), match="src: .*capsule"):
+    with pytest.raises((BufferError, TypeError), match=r"src: .*capsule"):
         b.enqueue_copy_from(Broken(used))
     assert b.to_numpy().tolist() == [3] * 6
 

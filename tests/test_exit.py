@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way in which a job of several PEs can end: in order, or soon and with the reason, and never with files left behind."""
+"""Every way in which a job of several PEs can end: in order, or soon and with the reason; no file is left behind."""
 
 import dataclasses
 import re
@@ -58,31 +58,40 @@ CASES = {
         # Handlers run in reverse: this one before nvsym's, so that the job is still there.
         "atexit.register(lambda: (nvsym.barrier_all(), numbers.to_numpy(), say('handler', nvsym.my_pe())))\n"
         "time.sleep(0.3 * me); say('end', me)",
-        says=("end 0", "end 1", "handler 0", "handler 1"), silent=("nvsym:", "Traceback"), where=EVERYWHERE,
+        says=("end 0", "end 1", "handler 0", "handler 1"),
+        silent=("nvsym:", "Traceback"),
+        where=EVERYWHERE,
     ),
     "sys.exit(0) on all": Case("sys.exit(0)", silent=("nvsym:",), where=("mpich",)),
     "sys.exit(3) on all": Case("sys.exit(3)", status=3, silent=("nvsym:",)),
     "finalize, then an exception on one": Case(
-        "nvsym.finalize()\nif me == 1: raise ValueError('late')\nsay('end', me)", "not zero",
-        ("end 0", "ValueError: late"), ("aborts the job",),
+        "nvsym.finalize()\nif me == 1: raise ValueError('late')\nsay('end', me)",
+        "not zero",
+        ("end 0", "ValueError: late"),
+        ("aborts the job",),
     ),
     "exceptions in a thread, and one that is caught": Case(
         "def work(): raise ValueError('in a thread')\n"
         "if me == 1:\n    thread = threading.Thread(target=work)\n    thread.start()\n    thread.join()\n"
         "try:\n    raise ValueError('boom')\nexcept ValueError:\n    nvsym.barrier_all()\n"
         "say('end', me)",
-        says=("end 0", "end 1", "ValueError: in a thread"), silent=("boom",), where=("mpich",),
+        says=("end 0", "end 1", "ValueError: in a thread"),
+        silent=("boom",),
+        where=("mpich",),
     ),
     "the program finalizes MPI": Case(
         "from mpi4py import MPI\nnvsym.barrier_all(); MPI.Finalize()\n"
         "for call in (numbers.to_numpy, nvsym.my_pe, nvsym.barrier_all, nvsym.init, nvsym.finalize):\n"
         "    try: call()\n    except nvsym.NotInitializedError as error: say(me, 'refused')\n"
         "say('end', me, nvsym.is_initialized())",
-        says=("end 0 False", "end 1 False", "(0 refused.*){5}", "(1 refused.*){5}"), silent=("nvsym:", "Traceback"),
+        says=("end 0 False", "end 1 False", "(0 refused.*){5}", "(1 refused.*){5}"),
+        silent=("nvsym:", "Traceback"),
         where=EVERYWHERE,
     ),
     "the program finalizes nvsym and MPI": Case(
-        "from mpi4py import MPI\nnvsym.finalize(); MPI.Finalize(); say('end', me)", says=("end 0", "end 1"), where=("mpich",),
+        "from mpi4py import MPI\nnvsym.finalize(); MPI.Finalize(); say('end', me)",
+        says=("end 0", "end 1"),
+        where=("mpich",),
     ),
     "work enqueued and left": Case(
         # What PE 1 leaves waits for what PE 0 does later, while PE 1 is ending.
@@ -92,63 +101,91 @@ CASES = {
         "else:\n    nvsym.signal_wait_until(flag, 'eq', 1, stream=streams[0])\n"
         "nvsym.allreduce(floats, floats, stream=streams[0])\n"
         "if me == 0: streams[0].synchronize(); say('reduced')",
-        says=("reduced",), silent=("nvsym:", "Traceback"), where=EVERYWHERE,
+        says=("reduced",),
+        silent=("nvsym:", "Traceback"),
+        where=EVERYWHERE,
     ),
     "objects alive at exit": Case(
         "class Node:\n"
         "    def __del__(self):\n"
         "        try: self.buffer.to_numpy()\n        except RuntimeError: pass\n"
-        "node = Node(); node.self = node; node.buffer = numbers; node.view = np.asarray(floats); node.slice = flag[0:1]\n"
+        "node = Node(); node.self = node; node.buffer = numbers; node.view = np.asarray(floats)\n"
+        "node.slice = flag[0:1]\n"
         "builtins.kept = node, np.asarray(numbers), nvsym.Stream(), nvsym.Event(), ctx, nvsym.TEAM_WORLD.split_2d(1)\n"
         "say('end', me)",
-        says=("end 0", "end 1"), silent=("nvsym:", "Traceback", "Exception ignored"),
+        says=("end 0", "end 1"),
+        silent=("nvsym:", "Traceback", "Exception ignored"),
     ),
     "views outlive the job": Case(
-        "view = np.asarray(numbers); view[:] = me + 1; peer = numbers.peer(1 - me)\nnvsym.barrier_all(); nvsym.finalize()\n"
+        "view = np.asarray(numbers); view[:] = me + 1; peer = numbers.peer(1 - me)\n"
+        "nvsym.barrier_all(); nvsym.finalize()\n"
         "del numbers; gc.collect(); say('sum', view.sum()); view[:] = 5",
-        says=("sum 4", "sum 8"), where=("mpich",),
+        says=("sum 4", "sum 8"),
+        where=("mpich",),
     ),
     "a forked child ends": Case(
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    for call in (nvsym.my_pe, nvsym.barrier_all, numbers.to_numpy, nvsym.finalize, nvsym.init, nvsym.TEAM_WORLD.my_pe):\n"
+        "    world = nvsym.TEAM_WORLD\n"
+        "    for call in (nvsym.my_pe, nvsym.barrier_all, numbers.to_numpy, nvsym.finalize, nvsym.init, world.my_pe):\n"
         "        try: call()\n        except nvsym.ForkError: say(me, 'refused')\n"
         "    del numbers, floats, flag; gc.collect(); os._exit(0)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "nvsym.barrier_all(); say('end', me)",
-        says=("end 0", "end 1", "(0 refused.*){6}", "(1 refused.*){6}"), silent=("Traceback",), where=("mpich",),
+        says=("end 0", "end 1", "(0 refused.*){6}", "(1 refused.*){6}"),
+        silent=("Traceback",),
+        where=("mpich",),
     ),
     # Not in order
-    "an exception on all": Case("raise ValueError('boom')", "not zero", ("ValueError: boom", "aborts the job: ValueError: boom")),
+    "an exception on all": Case(
+        "raise ValueError('boom')", "not zero", ("ValueError: boom", "aborts the job: ValueError: boom")
+    ),
     "KeyboardInterrupt on one": Case(
-        "if me == 1: raise KeyboardInterrupt\nnvsym.barrier_all()", "not zero", ("PE 1 of 2 aborts the job: KeyboardInterrupt",),
+        "if me == 1: raise KeyboardInterrupt\nnvsym.barrier_all()",
+        "not zero",
+        ("PE 1 of 2 aborts the job: KeyboardInterrupt",),
         where=("mpich",),
     ),
     "sys.exit with a text on one": Case(
-        "if me == 1: sys.exit('no input file')\nnvsym.barrier_all()", "not zero", ("no input file", "PE 1 is finalizing"),
+        "if me == 1: sys.exit('no input file')\nnvsym.barrier_all()",
+        "not zero",
+        ("no input file", "PE 1 is finalizing"),
         where=("mpich",),
     ),
     # Where the launcher ends the others before they can say anything, it says nothing either.
     "os._exit on one": Case("if me == 1: os._exit(5)\nnvsym.barrier_all()", "not zero"),
     "the exception leaves with blocks": Case(
-        "with nvsym.SHMEMContext(heap_size='4M'), nvsym.SHMEMBuffer['int8'](1), nvsym.TEAM_WORLD.split_strided(0, 1, 2):\n"
+        "buffer, team = nvsym.SHMEMBuffer['int8'], nvsym.TEAM_WORLD\n"
+        "with nvsym.SHMEMContext(heap_size='4M'), buffer(1), team.split_strided(0, 1, 2):\n"
         "    if me == 1: raise ValueError('boom')\n    nvsym.barrier_all()",
-        "not zero", ("aborts the job: ValueError: boom",), where=("mpich",),
+        "not zero",
+        ("aborts the job: ValueError: boom",),
+        where=("mpich",),
     ),
     "an excepthook of the program that calls no other": Case(
-        "sys.excepthook = lambda *_: say('mine')\nif me == 1: raise ValueError('boom')\nnvsym.barrier_all()", "not zero", ("mine",),
+        "sys.excepthook = lambda *_: say('mine')\nif me == 1: raise ValueError('boom')\nnvsym.barrier_all()",
+        "not zero",
+        ("mine",),
         where=("mpich",),
     ),
     "an exception, and NVSYM_ABORT_ON_EXCEPTION=0": Case(
-        "if me == 1: raise ValueError('boom')\nnvsym.barrier_all()", "not zero", ("ValueError: boom", "PE 1 is finalizing"),
-        ("aborts the job",), env={"NVSYM_ABORT_ON_EXCEPTION": "0"},
+        "if me == 1: raise ValueError('boom')\nnvsym.barrier_all()",
+        "not zero",
+        ("ValueError: boom", "PE 1 is finalizing"),
+        ("aborts the job",),
+        env={"NVSYM_ABORT_ON_EXCEPTION": "0"},
     ),
     "one PE finalizes MPI": Case(
-        "from mpi4py import MPI\nif me == 1: MPI.Finalize()\nelse: nvsym.barrier_all()", "not zero", ("PE 1 is finalizing",),
+        "from mpi4py import MPI\nif me == 1: MPI.Finalize()\nelse: nvsym.barrier_all()",
+        "not zero",
+        ("PE 1 is finalizing",),
         where=("mpich",),
     ),
     "one of four PEs raises": Case(
-        "if me == 2: raise ValueError('boom')\nnvsym.barrier_all()", "not zero", ("PE 2 of 4 aborts the job: ValueError: boom",), n=4,
+        "if me == 2: raise ValueError('boom')\nnvsym.barrier_all()",
+        "not zero",
+        ("PE 2 of 4 aborts the job: ValueError: boom",),
+        n=4,
         where=("mpich", "two nodes"),
     ),
 }
@@ -185,7 +222,10 @@ for (_event, _wait), _where in WAITING.items():
 
 def _pairs():
     return [
-        pytest.param(where, name, id=f"{name}-{where}") for where in EVERYWHERE for name in CASES if where in CASES[name].where
+        pytest.param(where, name, id=f"{name}-{where}")
+        for where in EVERYWHERE
+        for name in CASES
+        if where in CASES[name].where
     ]
 
 
@@ -207,10 +247,14 @@ def jobs(request):
             )  # fmt: skip
             return done, [path.name for path in Path(segments).iterdir()]
 
-    selected = [item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == "test_ends"]
+    selected = [
+        item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == "test_ends"
+    ]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(AT_A_TIME) as pool:
         patch.setenv("NVSYM_TEST_MPI", mpi)
-        yield {params["case"]: pool.submit(run, CASES[params["case"]]) for params in selected if params["jobs"] == where}
+        yield {
+            params["case"]: pool.submit(run, CASES[params["case"]]) for params in selected if params["jobs"] == where
+        }
         pool.shutdown(cancel_futures=True)
 
 
@@ -228,4 +272,3 @@ def test_ends(jobs, case):
     for pattern in expected.silent:
         assert not re.search(pattern, output), f"{pattern!r} is in the output\n{done.describe()}"
     assert left == [], f"files were left\n{done.describe()}"
-

@@ -320,8 +320,7 @@ def test_free_with_work_on_one_pe(ctx, heap):
 def test_hot_calls_settle_nothing(ctx, heap):
     b = SHMEMBuffer["i4"].zeros(4)
     for _ in range(40):
-        c = SHMEMBuffer["i4"](4)  # noqa: F841 - dropped by the next one
-        c = None
+        SHMEMBuffer["i4"](4)
     nvsym.collect()
     live = heap.live
     dropped = [SHMEMBuffer["i4"](4) for _ in range(5)]
@@ -359,7 +358,14 @@ def test_a_full_heap_settles_and_tries_again(small_heap):
     with pytest.raises(nvsym.HeapExhaustedError) as caught:
         SHMEMBuffer["u1"](4 * MIB)
     text = str(caught.value)
-    for word in ("SHMEMBuffer[uint8](4194304)", "4 MiB asked for", "8 MiB", "free", "3 buffers are live", "NVSYM_HEAP_SIZE"):
+    for word in (
+        "SHMEMBuffer[uint8](4194304)",
+        "4 MiB asked for",
+        "8 MiB",
+        "free",
+        "3 buffers are live",
+        "NVSYM_HEAP_SIZE",
+    ):
         assert word in text, text
     assert isinstance(caught.value, MemoryError)
     assert keep.to_numpy().tolist() == [8] * 5
@@ -399,8 +405,7 @@ def test_the_whole_heap_can_be_used(small_heap):
         SHMEMBuffer["u1"](small_heap.size + 1)
     blocks = []
     with pytest.raises(nvsym.HeapExhaustedError):
-        while True:
-            blocks.append(SHMEMBuffer["u1"](100000))
+        blocks.extend(SHMEMBuffer["u1"](100000) for _ in range(1000))
     assert len(blocks) > 80
     assert small_heap.free < 150000
     # Every second one free: much room, but in no piece larger than it was.
@@ -457,7 +462,7 @@ def test_what_is_enqueued_survives_an_exhausted_heap(small_heap):
     b = SHMEMBuffer["i4"].zeros(3)
     nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
     nvsym.put(b, np.full(3, 4, "i4"), right_of(ctx), stream=stream)
-    # No buffer was dropped, so there is no reason to wait for the stream, which waits for this PE.
+    # More than the whole heap: there is no reason to wait for the stream, which waits for this PE.
     with pytest.raises(nvsym.HeapExhaustedError):
         SHMEMBuffer["u1"](9 * MIB)
     assert not stream.query()
@@ -478,18 +483,52 @@ def test_a_dropped_block_waits_for_its_own_work_alone(small_heap):
     if ctx.my_pe() == 0:
         nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
     began = time.monotonic()
-    big = SHMEMBuffer["u1"].full(5 * MIB, 2)
+    assert len(SHMEMBuffer["u1"].full(5 * MIB, 2)) == 5 * MIB
     assert time.monotonic() - began < 10
     assert stream.query() == (ctx.my_pe() != 0)
-    nvsym.signal_op(gate, 1, 0)
+    if ctx.my_pe() == 0:
+        nvsym.signal_op(gate, 1, 0)
     stream.synchronize()
+
+
+def test_work_that_waits_for_the_allocation_is_not_waited_for_for_ever(mpirun):
+    """Half of the time limit; then there is no room, and the job goes on."""
+    result = mpirun(
+        2,
+        """
+        import time
+        import nvsym
+        ctx = nvsym.init(heap_size="8M")
+        gate, keep = nvsym.SHMEMBuffer["u8"].zeros(1), nvsym.SHMEMBuffer["u1"](5 << 20)
+        stream = nvsym.Stream()
+        if ctx.my_pe() == 0:
+            nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
+        began = time.monotonic()
+        try:
+            nvsym.SHMEMBuffer["u1"](5 << 20)
+        except nvsym.HeapExhaustedError:
+            assert 1 < time.monotonic() - began < 4
+        else:
+            raise AssertionError("there was room")
+        if ctx.my_pe() == 0:
+            nvsym.signal_op(gate, 1, 0)
+        stream.synchronize()
+        keep.free()
+        nvsym.SHMEMBuffer["u1"](5 << 20).free()
+        print("fine")
+    """,
+        env={"NVSYM_TIMEOUT": "4"},
+    )
+    assert result.stdout.count("fine") == 2
 
 
 # ---- fork -----------------------------------------------------------------------------------------------------------
 
 
 def test_use_in_a_forked_child(mpirun):
-    result = mpirun(2, """
+    result = mpirun(
+        2,
+        """
         import os, sys, traceback
         import numpy as np, nvsym
         ctx = nvsym.init(heap_size="8M")
@@ -506,10 +545,12 @@ def test_use_in_a_forked_child(mpirun):
         if child == 0:
             try:
                 for use in (b.to_numpy, lambda: b[0:1], view.unsafe_ptr, lambda: nvsym.put(b, b, 0), nvsym.barrier_all,
-                            lambda: nvsym.SHMEMBuffer["i4"](4), b.free, nvsym.collect, ctx.my_pe, nvsym.n_pes, nvsym.init,
+                            lambda: nvsym.SHMEMBuffer["i4"](4), b.free, nvsym.collect, ctx.my_pe, nvsym.n_pes,
+                            nvsym.init,
                             nvsym.finalize, lambda: ctx.heap, lambda: nvsym.allreduce(b, b, "sum"), nvsym.quiet,
                             lambda: b.peer(0), ctx.barrier_all, lambda: nvsym.atomic_add(b[0:1], 1, 0), nvsym.context,
-                            lambda: nvsym.SHMEMBuffer["i4"].adopt(4096, 1), busy.synchronize, busy.query, event.synchronize,
+                            lambda: nvsym.SHMEMBuffer["i4"].adopt(4096, 1), busy.synchronize, busy.query,
+                            event.synchronize,
                             event.query, lambda: event.record(nvsym.Stream()), lambda: nvsym.Stream().wait_event(event),
                             lambda: nvsym.Buffer.from_numpy(host).inplace_copy_from(host, stream=busy)):
                     try:
@@ -527,7 +568,6 @@ def test_use_in_a_forked_child(mpirun):
                 mine.record_event().synchronize()
                 mine.synchronize()
                 assert other.to_numpy().tolist() == [1] * 4
-                ctx.device.synchronize()
                 nvsym.Device.cpu().synchronize()
                 del mine, busy, event, b, view, array, gate, ctx, other, host
             except BaseException:
@@ -542,36 +582,46 @@ def test_use_in_a_forked_child(mpirun):
         busy.synchronize()
         event.synchronize()
         assert (b.to_numpy() == 4).all()
+        nvsym.barrier_all()
         nvsym.put(b[0:1], np.full(1, me, "i4"), 1 - me)
         nvsym.barrier_all()
         assert b.to_numpy()[0] == 1 - me
         nvsym.SHMEMBuffer["i4"](4).free()
         print("fine")
-    """, "_exit")
+    """,
+        "_exit",
+    )
     assert result.stdout.count("fine") == 2
 
 
 def test_weak_references(mpirun):
     """The objects can be watched, and a callback that uses nvsym hurts nothing."""
-    result = mpirun(1, """
+    result = mpirun(
+        1,
+        """
         import weakref, nvsym
         nvsym.init(heap_size="8M")
         seen = []
         b = nvsym.SHMEMBuffer["i4"].zeros(4)
-        refs = [weakref.ref(each, lambda ref: seen.append(nvsym.context().heap.live)) for each in (b, b.peer(0), b[0:1])]
+        def note(ref):
+            seen.append(nvsym.context().heap.live)
+        refs = [weakref.ref(each, note) for each in (b, b.peer(0), b[0:1])]
         stream = nvsym.Stream()
         refs.append(weakref.ref(stream, seen.append))
         del b, stream
         assert all(ref() is None for ref in refs)
         assert len(seen) == 4
         print("fine")
-    """)
+    """,
+    )
     assert "fine" in result.stdout
 
 
 def test_exit_with_everything_pending(mpirun):
     """Buffers, views, arrays, streams with work and cycles are left to the interpreter's end."""
-    result = mpirun(2, """
+    result = mpirun(
+        2,
+        """
         import gc, numpy as np, nvsym
         gc.disable()
         ctx = nvsym.init(heap_size="8M")
@@ -590,7 +640,8 @@ def test_exit_with_everything_pending(mpirun):
         if ctx.my_pe():
             del keep
         print("fine")
-    """)
+    """,
+    )
     assert result.stdout.count("fine") == 2
     assert "Traceback" not in result.stderr
 

@@ -2,6 +2,8 @@
 """How a job begins and ends in order: init, finalize, communicators, settings, and beginnings that fail on one PE."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -28,7 +30,8 @@ def test_the_context(ctx, nvsym_backend):
     assert len(devices) == n
     assert devices[me] == ctx.device
     assert [device.pe for device in devices] == list(range(n))
-    assert len(set(devices)) == n
+    if devices[0].is_host:  # equal by what they are: the memory of one machine, whoever's handle it is
+        assert len(set(devices)) == 1
     assert len(ctx.nodes()) == n
     assert ctx.heap.size >= ctx.heap.used + ctx.heap.free - 1
     assert f"PE {me} of {n}" in repr(ctx)
@@ -89,7 +92,8 @@ LIFE = """
     nvsym.finalize()
     assert not nvsym.is_initialized()
     assert repr(ctx) == "<SHMEMContext of a job that has ended>"
-    for call in (nvsym.finalize, nvsym.my_pe, nvsym.barrier_all, ctx.my_pe, ctx.synchronize, ctx.finalize, old.to_numpy, old.free,
+    for call in (nvsym.finalize, nvsym.my_pe, nvsym.barrier_all, ctx.my_pe, ctx.synchronize, ctx.finalize,
+                 old.to_numpy, old.free,
                  lambda: old_view[0:1], lambda: np.asarray(old), nvsym.TEAM_WORLD.n_pes, nvsym.TEAM_NODE.my_pe,
                  lambda: nvsym.SHMEMBuffer["int8"](1), lambda: nvsym.put(old, np.zeros(3, np.int32), 0),
                  lambda: nvsym.allreduce(old, old)):
@@ -110,7 +114,8 @@ LIFE = """
     del old, old_view, a
 
     # Sizes of the heap; NVSYM_HEAP_SIZE is 3 MiB here.
-    for size, expected in ((None, 3 << 20), ("64K", 1 << 16), ("0.5 MiB", 1 << 19), ("8192", 8192), (1, 4096), (5000, 8192), (np.int64(8192), 8192)):
+    for size, expected in ((None, 3 << 20), ("64K", 1 << 16), ("0.5 MiB", 1 << 19), ("8192", 8192), (1, 4096),
+                           (5000, 8192), (np.int64(8192), 8192)):
         with nvsym.SHMEMContext(heap_size=size) as ctx:
             assert ctx.heap.size == expected, (size, ctx.heap.size)
     for bad in (0, -1, "0", "-5M", "5 apples", "", "1.0001K", 2.5, True, [], 1 << 70):
@@ -144,14 +149,18 @@ def test_the_life_of_jobs(mpirun, n, nodes):
     assert done.pe_stdout == ["end\n"] * n
 
 
-def test_without_mpirun(tmp_path):
+def test_without_mpirun():
     """A job of one PE."""
-    import subprocess
-    import sys
-
     code = "import nvsym; nvsym.init(heap_size='1M'); print(nvsym.my_pe(), nvsym.n_pes()); nvsym.barrier_all()"
     environ = _launch.find_launcher(prefer="mpich").environ()
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, env=environ)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environ,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "")
 
 
@@ -203,33 +212,67 @@ def test_sub_communicators(mpirun):
     assert done.pe_stdout == ["end\n"] * 4
 
 
-# Each fails on PE 1 alone, in a step of its own. All PEs raise the same kind of error, which names PE 1 and the reason; then
-# a job begins.
+# Each fails on PE 1 alone, in a step of its own. All PEs raise the same kind of error, which names PE 1 and the reason;
+# then a job begins.
 ONE_FAILS = {
     "a malformed setting": (
-        "os.environ['NVSYM_TIMEOUT'] = 'soon'", "del os.environ['NVSYM_TIMEOUT']", "SettingError", "PE 1.*NVSYM_TIMEOUT='soon'",
+        "os.environ['NVSYM_TIMEOUT'] = 'soon'",
+        "del os.environ['NVSYM_TIMEOUT']",
+        "SettingError",
+        "PE 1.*NVSYM_TIMEOUT='soon'",
     ),
     "an unknown setting": (
-        "os.environ['NVSYM_HEAPSIZE'] = '1M'", "del os.environ['NVSYM_HEAPSIZE']", "SettingError", "PE 1.*NVSYM_HEAPSIZE.*NVSYM_HEAP_SIZE",
+        "os.environ['NVSYM_HEAPSIZE'] = '1M'",
+        "del os.environ['NVSYM_HEAPSIZE']",
+        "SettingError",
+        "PE 1.*NVSYM_HEAPSIZE.*NVSYM_HEAP_SIZE",
     ),
     "a malformed heap size": ("arguments['heap_size'] = 'big'", "", "SettingError", "PE 1.*heap_size.*big"),
-    "another heap size": ("arguments['heap_size'] = '2M'", "", "CollectiveError", "heap size.*PE 0.*1048576.*PE 1.*2097152"),
-    "another backend": ("arguments['backend'] = 'auto'; os.environ['NVSYM_BACKEND'] = 'nvshmem'", "del os.environ['NVSYM_BACKEND']",
-                        "CollectiveError", "backend.*PE 0.*host.*PE 1.*nvshmem"),
+    "another heap size": (
+        "arguments['heap_size'] = '2M'",
+        "",
+        "CollectiveError",
+        "heap size.*PE 0.*1048576.*PE 1.*2097152",
+    ),
+    "another backend": (
+        "arguments['backend'] = 'auto'; os.environ['NVSYM_BACKEND'] = 'nvshmem'",
+        "del os.environ['NVSYM_BACKEND']",
+        "CollectiveError",
+        "backend.*PE 0.*host.*PE 1.*nvshmem",
+    ),
     "no such backend": ("arguments['backend'] = 'cuda'", "", "ValueError", "PE 1.*backend.*cuda"),
-    "other teams": ("os.environ['NVSYM_MAX_TEAMS'] = '9'", "del os.environ['NVSYM_MAX_TEAMS']", "CollectiveError", "NVSYM_MAX_TEAMS.*32.*9"),
-    "another version": ("patch_version('9.9')", "patch_version(version)", "CollectiveError", "version.*PE 0.*PE 1.*9.9"),
+    "other teams": (
+        "os.environ['NVSYM_MAX_TEAMS'] = '9'",
+        "del os.environ['NVSYM_MAX_TEAMS']",
+        "CollectiveError",
+        "NVSYM_MAX_TEAMS.*32.*9",
+    ),
+    "another version": (
+        "patch_version('9.9')",
+        "patch_version(version)",
+        "CollectiveError",
+        "version.*PE 0.*PE 1.*9.9",
+    ),
     "a segment that cannot be made": (
-        "os.environ['NVSYM_SHM_DIR'] = '/nonexistent'", "del os.environ['NVSYM_SHM_DIR']", "BackendError", "PE [01].*/nonexistent",
+        "os.environ['NVSYM_SHM_DIR'] = '/nonexistent'",
+        "del os.environ['NVSYM_SHM_DIR']",
+        "BackendError",
+        "PE 0.*/nonexistent",
     ),
     "a segment that cannot be opened": (
-        "Segment.open = failing", "Segment.open = opens", "OSError|RuntimeError", "PE 1.*no luck",
+        "Segment.open = failing",
+        "Segment.open = opens",
+        "OSError|RuntimeError",
+        "PE 1.*no luck",
     ),
-    "a segment that cannot be mapped": ("Segment.map = failing", "Segment.map = maps", "OSError|RuntimeError", "PE [0-3].*no luck"),
-    "no memory": (
-        "Segment.commit = failing", "Segment.commit = commits", "OSError|RuntimeError", "PE [0-3].*no luck",
+    "a segment that cannot be mapped": (
+        "Segment.map = failing",
+        "Segment.map = maps",
+        "OSError|RuntimeError",
+        "PE 1.*no luck",
     ),
-}  # fmt: skip
+    "no memory": ("Segment.commit = failing", "Segment.commit = commits", "OSError|RuntimeError", "PE 1.*no luck"),
+}
 BEGINNINGS = """
     import os, sys, time
     import nvsym, nvsym.job
@@ -270,7 +313,7 @@ BEGINNINGS = """
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_beginnings_that_fail_on_one_pe(mpirun, nodes, tmp_path):
+def test_beginnings_that_fail_on_one_pe(mpirun, nodes):
     cases = {name: case[:2] for name, case in ONE_FAILS.items() if nodes == 1 or "be opened" not in name}
     code = BEGINNINGS.replace("CASES", repr(cases))
     done = mpirun(2, code, nodes=nodes, timeout=60)
@@ -284,10 +327,9 @@ def test_beginnings_that_fail_on_one_pe(mpirun, nodes, tmp_path):
             assert re.search(pattern, text), line
 
 
-@pytest.mark.parametrize("n", [2])
-def test_a_pe_that_never_calls_init(mpirun, n):
+def test_a_pe_that_never_calls_init(mpirun):
     done = mpirun(
-        n,
+        2,
         """
         import os, time
         import nvsym
@@ -313,25 +355,26 @@ def test_a_pe_that_never_calls_init(mpirun, n):
     assert verdict == "True False"
 
 
-def test_the_wrong_launcher(tmp_path, monkeypatch):
-    """Open MPI's mpirun, MPICH's library: each process is a job of its own, and is told so."""
+def test_the_wrong_launcher(monkeypatch):
+    """MPICH's mpiexec, Open MPI's library: each process is a job of its own, and is told so."""
     try:
-        openmpi, mpich = _launch.find_launcher(prefer="openmpi"), _launch.find_launcher(prefer="mpich")
+        openmpi = _launch.find_launcher(prefer="openmpi")
+        _launch.find_launcher(prefer="mpich")
     except NotAvailableError as error:
         pytest.skip(f"two MPIs are needed: {error}")
-    monkeypatch.setenv("NVSYM_TEST_MPI", "openmpi")
+    monkeypatch.setenv("NVSYM_TEST_MPI", "mpich")
     code = """
         import warnings
-        warnings.simplefilter("always")
         import nvsym
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             nvsym.init(heap_size="1M")
-        print(nvsym.n_pes(), [(w.category.__name__, "2 processes" in str(w.message), w.filename == __file__) for w in caught])
+        # mpi4py may warn too.
+        mine = [w for w in caught if "job has 2 processes" in str(w.message)]
+        print(nvsym.n_pes(), [(w.category.__name__, w.filename == __file__) for w in mine])
         """
-    done = testing.mpirun(2, code, env={"MPI4PY_LIBMPI": mpich.library, **{k: v for k, v in mpich.env.items()}})
-    assert openmpi.kind == "openmpi"
-    assert done.pe_stdout == ["1 [('RuntimeWarning', True, True)]\n"] * 2
+    done = testing.mpirun(2, code, env={"MPI4PY_LIBMPI": openmpi.library, "MPI4PY_MPIABI": None, **openmpi.env})
+    assert done.pe_stdout == ["1 [('RuntimeWarning', True)]\n"] * 2
 
 
 def test_settings_reach_the_job(mpirun):

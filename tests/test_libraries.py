@@ -568,9 +568,7 @@ def compare(folder, prologue, checks, include, *, namespace):
     source = folder / "compare.cpp"
     source.write_text(
         f'{prologue}\n#include "{SOURCES / "compare.hpp"}"\nnamespace ours {{\n{namespace}\n}}\n'
-        + "int main() {\n"
-        + "\n".join(checks)
-        + "\nreturn differences != 0;\n}\n"
+        "int main() {\n" + "\n".join(checks) + "\nreturn differences != 0;\n}\n"
     )
     flags = ["-std=c++17", "-Wno-deprecated-declarations", *(f"-I{i}" for i in include)]
     run([gxx, *flags, source, "-o", folder / "compare"])

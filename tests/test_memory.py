@@ -26,7 +26,13 @@ every_dtype = pytest.mark.parametrize("dtype", [d.numpy for d in DTYPES], ids=[d
 def test_buffer_members(dtype):
     array = random_array(dtype, 24, 1).reshape(2, 3, 4)
     b = Buffer.from_numpy(array)
-    assert (b.dtype, b.shape, b.num_elements, b.itemsize, b.nbytes) == (dtype, (2, 3, 4), 24, dtype.itemsize, array.nbytes)
+    assert (b.dtype, b.shape, b.num_elements, b.itemsize, b.nbytes) == (
+        dtype,
+        (2, 3, 4),
+        24,
+        dtype.itemsize,
+        array.nbytes,
+    )
     assert len(b) == 2
     assert b.device == nvsym.Device.cpu()
     assert b._data_ptr() == array.ctypes.data
@@ -53,8 +59,10 @@ def test_buffer_members(dtype):
     assert same_bytes(raw.view(dtype, (4, 6)).to_numpy(), array.reshape(4, 6))
 
 
-@given(shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
-       cuts=st.lists(st.tuples(*[st.one_of(st.none(), st.integers(-6, 6))] * 2), max_size=3))
+@given(
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    cuts=st.lists(st.tuples(*[st.one_of(st.none(), st.integers(-6, 6))] * 2), max_size=3),
+)
 def test_buffer_slices_are_those_of_numpy(shape, cuts):
     array = np.arange(np.prod(shape), dtype="i4").reshape(shape)
     view, expected = Buffer.from_numpy(array), array
@@ -68,9 +76,13 @@ def test_buffer_slices_are_those_of_numpy(shape, cuts):
 
 def test_buffer_slices_and_views_that_are_refused():
     b = Buffer.from_numpy(np.arange(12, dtype="i4").reshape(6, 2))
-    for key, error, word in ((slice(0, 6, 2), ValueError, "step"), (slice(None, None, -1), ValueError, "step"),
-                             (2, TypeError, "slice"), ("a", TypeError, "slice"),
-                             ((slice(0, 2), slice(0, 1)), TypeError, "slice")):
+    for key, error, word in (
+        (slice(0, 6, 2), ValueError, "step"),
+        (slice(None, None, -1), ValueError, "step"),
+        (2, TypeError, "slice"),
+        ("a", TypeError, "slice"),
+        ((slice(0, 2), slice(0, 1)), TypeError, "slice"),
+    ):
         with pytest.raises(error, match=word):
             b[key]
     scalar = Buffer.from_numpy(np.array(3.0))
@@ -99,9 +111,17 @@ def test_buffer_slices_and_views_that_are_refused():
 
 
 def test_buffer_from_numpy_takes_arrays_alone():
-    for bad, error in (([1, 2], TypeError), (None, TypeError), (b"xx", TypeError), (np.float32(1), TypeError),
-                       (np.zeros(3, object), TypeError), (np.zeros(3, ">f4"), TypeError), (np.zeros(3, "U2"), TypeError),
-                       (np.zeros(6)[::2], ValueError), (np.zeros((3, 2)).T, ValueError)):
+    for bad, error in (
+        ([1, 2], TypeError),
+        (None, TypeError),
+        (b"xx", TypeError),
+        (np.float32(1), TypeError),
+        (np.zeros(3, object), TypeError),
+        (np.zeros(3, ">f4"), TypeError),
+        (np.zeros(3, "U2"), TypeError),
+        (np.zeros(6)[::2], ValueError),
+        (np.zeros((3, 2)).T, ValueError),
+    ):
         with pytest.raises(error):
             Buffer.from_numpy(bad)
     with pytest.raises(TypeError, match="from_numpy"):
@@ -152,9 +172,16 @@ def test_read_only_buffer():
 
 def test_inplace_copy_from_checks():
     b = Buffer.from_numpy(np.zeros(4, "f4"))
-    for bad, error in ((np.zeros(4), TypeError), (Buffer.from_numpy(np.zeros(4)), TypeError), (np.zeros(3, "f4"), ValueError),
-                       (Buffer.from_numpy(np.zeros(5, "f4")), ValueError), (np.zeros(8, "f4")[::2], ValueError),
-                       (None, TypeError), ([0.0] * 4, TypeError), (4096, TypeError)):
+    for bad, error in (
+        (np.zeros(4), TypeError),
+        (Buffer.from_numpy(np.zeros(4)), TypeError),
+        (np.zeros(3, "f4"), ValueError),
+        (Buffer.from_numpy(np.zeros(5, "f4")), ValueError),
+        (np.zeros(8, "f4")[::2], ValueError),
+        (None, TypeError),
+        ([0.0] * 4, TypeError),
+        (4096, TypeError),
+    ):
         with pytest.raises(error, match=r"^src: "):
             b.inplace_copy_from(bad)
     b.inplace_copy_from(np.ones((2, 2), "f4"))
@@ -242,9 +269,19 @@ def test_host_buffer_memory_outlives_its_name():
 
 
 def test_host_buffer_refuses():
-    for n, error in ((-1, ValueError), (1 << 61, ValueError), (1 << 62, ValueError), (1 << 63, ValueError), (1 << 80, ValueError),
-                     (-(1 << 80), ValueError), (2.0, TypeError), ("3", TypeError), (None, TypeError), (True, TypeError),
-                     (np.int64(1 << 61), ValueError)):
+    for n, error in (
+        (-1, ValueError),
+        (1 << 61, ValueError),
+        (1 << 62, ValueError),
+        (1 << 63, ValueError),
+        (1 << 80, ValueError),
+        (-(1 << 80), ValueError),
+        (2.0, TypeError),
+        ("3", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+        (np.int64(1 << 61), ValueError),
+    ):
         with pytest.raises(error, match="n: "):
             HostBuffer("f8", n)
     with pytest.raises(MemoryError):

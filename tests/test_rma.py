@@ -81,7 +81,7 @@ def test_each_kind_of_local_operand(ctx, kind):
         nvsym.get(target, window, right)
         assert np.array_equal(np.asarray(target), pattern(count, me))
     else:
-        with pytest.raises((ValueError, BufferError, TypeError), match="dest.*(read-only|writ)"):
+        with pytest.raises((ValueError, BufferError, TypeError), match=r"dest.*(read-only|writ)"):
             nvsym.get(operand.make(np.full(count, -1, np.float32)), window, right)
     nvsym.barrier_all()
 
@@ -96,7 +96,9 @@ def test_sizes_and_all_pairs(ctx):
         for pe in range(n):
             nvsym.put(landed[me * count : (me + 1) * count], pattern(count, me, pe, np.uint8), pe)
         nvsym.barrier_all()
-        assert np.array_equal(landed.to_numpy(), np.concatenate([*(pattern(count, pe, me, np.uint8) for pe in range(n)), [255]]))
+        assert np.array_equal(
+            landed.to_numpy(), np.concatenate([*(pattern(count, pe, me, np.uint8) for pe in range(n)), [255]])
+        )
         for pe in range(n):
             got = np.full(count, 254, np.uint8)
             nvsym.get(got, source, pe)
@@ -203,15 +205,19 @@ def test_completion(ctx):
     for call in (nvsym.fence, nvsym.quiet, nvsym.barrier_all, nvsym.sync_all, nvsym.barrier, nvsym.sync):
         call(stream=stream)
     ctx.barrier_all(stream)
-    ctx.barrier_all()
     stream.synchronize()
+    ctx.barrier_all()
 
 
 BAD = {
     "dest is an array": (lambda b, a: (a, a, 0), TypeError, "dest.*SHMEMBuffer.*ndarray"),
     "dest is a peer's buffer": (lambda b, a: (b.peer(nvsym.my_pe()), a, 0), TypeError, "dest"),
     "another type": (lambda b, a: (b, a.astype(np.float64), 0), TypeError, "source.*float64.*float32"),
-    "another type of a buffer": (lambda b, a: (b, nvsym.Buffer.from_numpy(a.astype(np.int32)), 0), TypeError, "source.*int32"),
+    "another type of a buffer": (
+        lambda b, a: (b, nvsym.Buffer.from_numpy(a.astype(np.int32)), 0),
+        TypeError,
+        "source.*int32",
+    ),
     "another byte order": (lambda b, a: (b, a.astype(">f4"), 0), TypeError, "source"),
     "too short": (lambda b, a: (b, a[:-1], 0), ValueError, "source.*9.*10"),
     "too long": (lambda b, a: (b[:5], a, 0), ValueError, "source.*10.*5"),

@@ -97,6 +97,7 @@ def test_on_streams(ctx):
         nvsym.signal_op(acknowledged, i, (me - 1) % n, stream=waits)
     time.sleep(0.05)
     assert not waits.query()
+    nvsym.barrier_all()  # nobody puts before all have looked
     for i in range(1, 21):
         nvsym.put_signal(data, np.full(100, i * 10 + me, np.int32), signal, i, right, stream=puts)
         nvsym.signal_wait_until(acknowledged, "ge", i, stream=puts)
@@ -213,5 +214,7 @@ def test_a_wait_has_a_limit(mpirun, nodes):
         env={"NVSYM_TIMEOUT": "1.5"},
     )
     for text in done.pe_stdout:
-        assert text.count("timeout signal_wait_until: no PE set the signal within 1.5 s (NVSYM_TIMEOUT)") == 2, done.describe()
+        assert text.count("timeout signal_wait_until: no PE set the signal within 1.5 s (NVSYM_TIMEOUT)") == 2, (
+            done.describe()
+        )
         assert text.endswith("end\n"), done.describe()

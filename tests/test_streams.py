@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,8 +61,8 @@ def test_identity():
             pickle.dumps(each)
     with pytest.raises(TypeError, match="twice"):
         a.__init__()
+    event = Event()
     with pytest.raises(TypeError, match="twice"):
-        event = Event()
         event.__init__()
     for make in (lambda: Stream("cpu"), lambda: Event("cpu"), lambda: Stream(3)):
         with pytest.raises(TypeError):
@@ -75,11 +76,11 @@ def test_identity():
 def test_objects_that_were_never_initialised():
     for make in (lambda: Stream.__new__(Stream), lambda: Event.__new__(Event)):
         blank = make()
-        for use in (lambda: blank.synchronize(), lambda: blank.query()):
+        for use in (blank.synchronize, blank.query):
             with pytest.raises((TypeError, ValueError)):
                 use()
         repr(blank)
-        del blank
+        del blank, use
     with pytest.raises((TypeError, ValueError)):
         Stream().wait_event(Event.__new__(Event))
     with pytest.raises((TypeError, ValueError)):
@@ -110,6 +111,7 @@ def test_timing():
 
 def test_many_streams_end():
     """A dropped stream ends its thread."""
+
     def threads():
         with open("/proc/self/status") as file:
             return int(next(line for line in file if line.startswith("Threads:")).split()[1])
@@ -213,6 +215,7 @@ def test_the_default_stream_can_wait_for_an_event(ctx):
     ctx.stream.wait_event(event)
     assert buffer.to_numpy()[0] == 3
     timer.join()
+    stream.synchronize()
     default = Event(ctx.device)
     default.record()
     assert default.query()
@@ -246,8 +249,8 @@ def test_puts_and_gets_on_streams(ctx):
     b, c = SHMEMBuffer["i8"].zeros(4000), SHMEMBuffer["i8"].zeros(4000)
     for i, stream in enumerate(streams):
         part = slice(1000 * i, 1000 * (i + 1))
-        for round in range(5):
-            nvsym.put(b[part], np.full(1000, 10 * i + round, "i8"), right_of(ctx), stream=stream)
+        for turn in range(5):
+            nvsym.put(b[part], np.full(1000, 10 * i + turn, "i8"), right_of(ctx), stream=stream)
         nvsym.get(c[part], b[part], right_of(ctx), stream=stream)
     ctx.synchronize()
     nvsym.barrier_all()
@@ -276,8 +279,9 @@ class Named:
 def test_stream_objects_of_others(ctx):
     own, gate = Stream(), Gate(ctx)
     b = SHMEMBuffer["i4"].zeros(1)
-    for value, stream in enumerate((own, own.handle, WithProtocol(own.handle), Named("cuda_stream", own.handle),
-                                    Named("ptr", own.handle)), 1):
+    for value, stream in enumerate(
+        (own, own.handle, WithProtocol(own.handle), Named("cuda_stream", own.handle), Named("ptr", own.handle)), 1
+    ):
         gate.hold(own)
         b.fill(value, stream=stream)
         assert b.to_numpy()[0] == value - 1
@@ -312,9 +316,19 @@ def test_wrong_streams(ctx):
     gone = Stream()
     handle = gone.handle
     del gone
-    for stream, error in (("0", TypeError), (1.5, TypeError), (True, TypeError), (object(), TypeError), (12345, ValueError),
-                          (-1, ValueError), (1 << 64, ValueError), (Named("ptr", "x"), ValueError), (handle, ValueError),
-                          (Named("cuda_stream", None), ValueError), (WithProtocol(7777), ValueError)):
+    for stream, error in (
+        ("0", TypeError),
+        (1.5, TypeError),
+        (True, TypeError),
+        (object(), TypeError),
+        (12345, ValueError),
+        (-1, ValueError),
+        (1 << 64, ValueError),
+        (Named("ptr", "x"), ValueError),
+        (handle, ValueError),
+        (Named("cuda_stream", None), ValueError),
+        (WithProtocol(7777), ValueError),
+    ):
         for call in every_call_with_a_stream(ctx, b, stream):
             with pytest.raises(error, match=r"^stream: "):
                 call()
@@ -472,27 +486,19 @@ def test_threads_share_a_stream(ctx):
     """Several threads enqueue on one stream and put on the default one."""
     stream, n = Stream(), 6
     b, c = SHMEMBuffer["i8"].zeros(n * 64), SHMEMBuffer["i8"].zeros(n * 20000)
-    errors = []
 
     def work(i):
-        try:
-            for k in range(60):
-                nvsym.put(b[64 * i : 64 * (i + 1)], np.full(64, k), right_of(ctx), stream=stream)
-                nvsym.put(c[20000 * i : 20000 * (i + 1)], np.full(20000, k), right_of(ctx))  # longer: without the GIL
-                if k % 20 == 0:
-                    stream.synchronize()
-                    own = Stream()
-                    nvsym.get(np.empty(64, "i8"), b[0:64], right_of(ctx), stream=own)
-                    own.record_event().synchronize()
-        except BaseException as error:
-            errors.append(error)
+        for k in range(60):
+            nvsym.put(b[64 * i : 64 * (i + 1)], np.full(64, k), right_of(ctx), stream=stream)
+            nvsym.put(c[20000 * i : 20000 * (i + 1)], np.full(20000, k), right_of(ctx))  # longer: without the GIL
+            if k % 20 == 0:
+                stream.synchronize()
+                own = Stream()
+                nvsym.get(np.empty(64, "i8"), b[0:64], right_of(ctx), stream=own)
+                own.record_event().synchronize()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(n) as pool:
+        list(pool.map(work, range(n)))
     stream.synchronize()
     nvsym.barrier_all()
     assert (b.to_numpy() == 59).all()

@@ -169,10 +169,17 @@ def test_use_after_destroy(ctx):
     a = nvsym.SHMEMBuffer["float32"].zeros(4)
     team.destroy()
     for call in (
-        team.my_pe, team.n_pes, team.destroy, lambda: team.pes, lambda: team.split_2d(1), lambda: team.translate_pe(0, team),
-        lambda: nvsym.TEAM_WORLD.translate_pe(0, team), lambda: nvsym.barrier(team), lambda: nvsym.allreduce(a, a, team=team),
+        team.my_pe,
+        team.n_pes,
+        team.destroy,
+        lambda: team.pes,
+        lambda: team.split_2d(1),
+        lambda: team.translate_pe(0, team),
+        lambda: nvsym.TEAM_WORLD.translate_pe(0, team),
+        lambda: nvsym.barrier(team),
+        lambda: nvsym.allreduce(a, a, team=team),
         lambda: team.__enter__(),
-    ):  # fmt: skip
+    ):
         with pytest.raises(nvsym.NVSymError, match="destroyed"):
             call()
     assert "destroyed" in repr(team)

@@ -168,11 +168,9 @@ memcheck)
     ;;
 bench)
     results=${NVSYM_BENCH_RESULTS:-benchmarks/results}
-    work=$(mktemp -d "${TMPDIR:-/tmp}/nvsym-bench-XXXXXX")
-    run "benchmark, 1 PE" 1 no "$PYTHON" benchmarks/gpu/run.py --pes 1 --work "$work" ${rest[@]+"${rest[@]}"}
-    run "benchmark, 2 PEs, MPS" 2 mps "$PYTHON" benchmarks/gpu/run.py --pes 2 --work "$work" ${rest[@]+"${rest[@]}"}
-    run "table" 1 no "$PYTHON" benchmarks/gpu/report.py --work "$work" --results "$results"
-    rm -rf "$work"
+    launch=("$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI")
+    run "benchmark, 1 PE" 1 no "${launch[@]}" -n 1 -- benchmarks/gpu/overhead.py --results "$results" ${rest[@]+"${rest[@]}"}
+    run "benchmark, 2 PEs, MPS" 2 mps "${launch[@]}" -n 2 -- benchmarks/gpu/overhead.py --results "$results" ${rest[@]+"${rest[@]}"}
     ;;
 esac
 

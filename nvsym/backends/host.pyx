@@ -12,18 +12,17 @@ from libc.string cimport memcpy, memset, strncpy
 
 import os
 import socket
-import time
 
 from ..backend import ALGORITHMS, COLLECTIVE_NAMES
 from ..dtypes import DTYPES, OPS, float8_tables
-from ..errors import BackendError, PeerExitedError
+from ..errors import BackendError
 from .host_mpi import InterNode, TeamComm
 from .host_segment import Segment
 
 from ..agreement cimport Agreement
 from ..backend cimport (
-    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, COLL_ALLTOALL, COLL_BARRIER,
-    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, EXIT_NONE, Backend, TeamData)
+    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, COLL_ALLTOALL, COLL_BARRIER,
+    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, Backend, TeamData)
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, get_host_runtime, host_op
 from ..status cimport (
@@ -685,7 +684,8 @@ def describe(kind, arg, dtype, failed, count):
     """A collective call in words."""
     name = COLLECTIVE_NAMES[kind]
     if kind in (COLL_REDUCE, COLL_REDUCESCATTER):
-        return f"{name} of {count} {DTYPES[dtype].name} by {OPS[arg].name}"
+        algorithm = f", algorithm {ALGORITHMS[arg >> 8]}" if arg >> 8 else ""
+        return f"{name} of {count} {DTYPES[dtype].name} by {OPS[arg & 255].name}{algorithm}"
     if kind == COLL_BROADCAST:
         return f"{name} of {count} bytes from root {arg}"
     return name if kind in (COLL_BARRIER, COLL_SYNC) else f"{name} of {count} bytes"
@@ -841,13 +841,13 @@ cdef int wait_until(HostState *h, const uint64_t *flag, int cmp, uint64_t value,
     """
     cdef int64_t start, now, watched
     cdef int i, exiting
-    for i in range(h.spin):
+    for i in range(h.spin):    # no-cython-lint
         if nvsym_compare(nvsym_load(flag), cmp, value):
             return 0
         nvsym_pause()
     start = watched = nvsym_now()
     while True:
-        for i in range(16):
+        for i in range(16):    # no-cython-lint
             if nvsym_compare(nvsym_load(flag), cmp, value):
                 return 0
             sched_yield()
@@ -1075,6 +1075,8 @@ cdef int inside_node(HostOp *op, Status *status) noexcept nogil:
     if op.complete and op.host.several_nodes and by_mpi(op, INTER_QUIET, status):
         return -1
     call.kind, call.arg, call.dtype, call.failed, call.count = op.kind, op.op, op.dtype, 0, op.count
+    if op.kind == COLL_REDUCE:
+        call.arg |= op.algorithm << 8   # the algorithms do not meet alike
     call.src, call.dst = op.src - op.host.region, op.dest - op.host.region
 
     if op.kind == COLL_BARRIER or op.kind == COLL_SYNC:

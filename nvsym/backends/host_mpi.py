@@ -63,7 +63,9 @@ class InterNode:
         model = self.window.Get_attr(MPI.WIN_MODEL)
         if model != MPI.WIN_UNIFIED:
             self.window.Free()
-            raise BackendError("the MPI keeps separate copies of window memory (MPI_WIN_SEPARATE); nvsym needs MPI_WIN_UNIFIED")
+            raise BackendError(
+                "the MPI keeps separate copies of window memory (MPI_WIN_SEPARATE); nvsym needs MPI_WIN_UNIFIED"
+            )
         self.window.Lock_all(MPI.MODE_NOCHECK)
         self.dirty = False  # puts that are not yet complete at their targets
 
@@ -96,7 +98,10 @@ class InterNode:
         self.window.Flush(pe)
         operand = np.array([value], np.uint64)
         self.window.Accumulate(
-            [operand, 1, MPI.UINT64_T], pe, (sig - self.address, 1, MPI.UINT64_T), MPI.SUM if op == "add" else MPI.REPLACE
+            [operand, 1, MPI.UINT64_T],
+            pe,
+            (sig - self.address, 1, MPI.UINT64_T),
+            MPI.SUM if op == "add" else MPI.REPLACE,
         )
         self.window.Flush(pe)
 
@@ -196,10 +201,14 @@ class TeamComm:
             self.wait(self.comm.Iallgather(text, texts))
             if failed is None:
                 bad = [i for i in range(len(self.pes)) if records[i, 3]]
-                reasons = "; ".join(f"PE {self.pes[i]}: {texts[i].tobytes().rstrip(bytes(1)).decode(errors='replace')}" for i in bad)
+                reasons = "; ".join(
+                    f"PE {self.pes[i]}: {texts[i].tobytes().rstrip(bytes(1)).decode(errors='replace')}" for i in bad
+                )
                 raise CollectiveError(f"{self.what}: the call failed on another PE and was not carried out. {reasons}")
         elif (records != records[0]).any():
-            calls = "; ".join(f"PE {pe}: {describe(*map(int, row))}" for pe, row in zip(self.pes[:16], records.tolist()))
+            calls = "; ".join(
+                f"PE {pe}: {describe(*map(int, row))}" for pe, row in zip(self.pes[:16], records.tolist(), strict=False)
+            )
             raise CollectiveError(f"the PEs of the team made different calls. {calls}")
 
     def _bytes(self, address, nbytes):
@@ -237,6 +246,4 @@ class TeamComm:
     def gather_shares(self, share, dest, counts, itemsize):
         sizes = [count * itemsize for count in counts]
         starts = np.concatenate(([0], np.cumsum(sizes[:-1]))).tolist()
-        self.wait(
-            self.comm.Iallgatherv(share, [self._bytes(dest, sum(sizes)), sizes, starts, self.MPI.BYTE])
-        )
+        self.wait(self.comm.Iallgatherv(share, [self._bytes(dest, sum(sizes)), sizes, starts, self.MPI.BYTE]))

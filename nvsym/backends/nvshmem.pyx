@@ -6,11 +6,9 @@ not fit, a malformed size setting, a call before the initialisation. Each is che
 Nothing is called through NVSHMEM's inline initialisation, only ``nvshmemx_hostlib_init_attr`` and ``_finalize``.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 
-import contextlib
 import os
 import re
 import socket
@@ -25,7 +23,7 @@ from ..kernels import compiler as kernel_compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from .._nvshmem cimport (
-    CHECK_NVSHMEM, init_attr_initializer, load_nvshmem, nvshmem, nvshmem_has, nvshmem_version, team_config_initializer,
+    CHECK_NVSHMEM, init_attr_initializer, load_nvshmem, nvshmem, nvshmem_version, team_config_initializer,
     uniqueid_initializer)
 from ..agreement cimport Agreement
 from ..backend cimport (
@@ -36,12 +34,12 @@ from ..kernels.allreduce cimport KERNEL_ONE_SHOT, KERNEL_TWO_SHOT, MAX_PES, Allr
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
 from ..libnvshmem cimport (
-    NVSHMEM_STATUS_FULL_MPG, NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
+    NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_MPI_COMM,
     NVSHMEMX_INIT_WITH_UNIQUEID,
     nvshmem_team_config_t, nvshmem_team_t, nvshmemx_init_attr_t, nvshmemx_team_uniqueid_t, nvshmemx_uniqueid_t)
 from ..stream cimport borrow_stream
-from ..types cimport NVSYM_AMO_FETCH, NVSYM_DTYPE_COUNT
+from ..types cimport NVSYM_DTYPE_COUNT
 
 # NVSHMEM reads these as sizes, and crashes on a text that is none.
 _SIZE_SETTINGS = (
@@ -326,7 +324,7 @@ cdef class NvshmemBackend(Backend):
             return 0
         self.gpu.use(self.ordinal)
         self.gpu.drain_all(self.ordinal)
-        for address, nbytes in self.arenas:
+        for address, _ in self.arenas:
             self._free(address)
         self.arenas = []
         if self.kernels is not None:
@@ -721,6 +719,8 @@ cdef class NvshmemBackend(Backend):
                            void *stream, object keep) except -1:
         cdef nvshmem_team_t handle = self.handle_of(team, "reducescatter")
         cdef int status
+        if nvshmem.reducescatter_on_stream[dtype][op] == NULL:
+            raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reducescatter of {DTYPES[dtype].name}")
         if count == 0:
             return 0
         with nogil:

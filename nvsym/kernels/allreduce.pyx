@@ -11,14 +11,14 @@ import os
 import time
 
 from ..dtypes import DTYPES, OPS
-from ..errors import BackendError, PeerTimeoutError
+from ..errors import PeerTimeoutError
 from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_EVENT_DISABLE_TIMING, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr, CUevent,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_EVENT_DISABLE_TIMING, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
     CUfunction, CUmodule, CUstream)
 
 cdef enum:

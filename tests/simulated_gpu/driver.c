@@ -77,7 +77,7 @@ API int cuDeviceGetUuid_v2(char *uuid, int device)
 }
 API int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-    *value = attribute == 122 ? 1 : attribute == 133 ? (int)setting("SIM_MPS", 0) : 0;
+    *value = attribute == 122 ? 1 : attribute == 133 ? (int)setting("SIM_MPS", 0) : attribute == 75 ? 9 : 0;
     return 0;
 }
 API int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contexts[device]; return 0; }
