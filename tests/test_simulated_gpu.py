@@ -39,7 +39,7 @@ CASES = {
         refused(nvsym.NotAvailableError, "3.2.0")""",
     "no GPU on one PE": """
         if last: os.environ["SIM_GPUS"] = "0"
-        refused(nvsym.NotAvailableError, "PE 1")""",
+        refused(nvsym.NVSymError, "PE 1", "GPU")""",
     "NVSHMEM fails on one PE": """
         if last: os.environ["SIM_GPUS"], os.environ["SIM_FREE"] = "1", "1000000"
         refused(nvsym.HeapExhaustedError, "PE 1", "free")""",

@@ -145,15 +145,8 @@ def main():
             file = pathlib.Path(options.results, f"gpu-h200-{datetime.date.today()}.md")
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as out:
-                out.write(
-                    (
-                        ""
-                        if file.stat().st_size
-                        else "<!-- SPDX-License-Identifier: Apache-2.0 -->\n# The NVSHMEM backend\n"
-                    )
-                    + "\n"
-                    + text
-                )
+                licence = "<!-- SPDX-License-Identifier: Apache-2.0 -->\n# The NVSHMEM backend\n"
+                out.write(("" if file.stat().st_size else licence) + "\n" + text)
     nvsym.finalize()
 
 

@@ -39,7 +39,7 @@ ENDINGS = {
     "a cycle of objects": ("b.__class__.cycle = [b, d, stream, event, pinned, ctx]", 0, None),
     "an exit handler": ("atexit.register(lambda: (nvsym.barrier_all(), b.to_numpy()))", 0, None),
     "a thread": ("t = threading.Thread(target=lambda: b.to_numpy()); t.start(); t.join()", 0, None),
-    "work in flight": ("big = F(4 << 20); [big.enqueue_copy_to(np.empty(4 << 20, 'f'), stream=stream) for i in range(20)]",
+    "work in flight": ("big = F(4 << 20); [big.enqueue_copy_to(np.empty(1 << 22, 'f'), stream=stream) for _ in F.dtype.str]",
                        0, None),
     "sys.exit(0)": ("sys.exit(0)", 0, None),
     "sys.exit(5)": ("sys.exit(5)", 5, None),

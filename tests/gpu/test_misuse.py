@@ -122,7 +122,8 @@ def test_without_mps(ctx, limited):
 
 BEFORE_INIT = [
     nvsym.my_pe, nvsym.n_pes, nvsym.quiet, nvsym.fence, nvsym.barrier_all, nvsym.sync_all, nvsym.collect,
-    nvsym.finalize, nvsym.context, lambda: F32(4), lambda: F32.zeros(4), lambda: F32.adopt(4096, 1), lambda: nvsym.TEAM_WORLD.n_pes(),
+    nvsym.finalize, nvsym.context, lambda: F32(4), lambda: F32.zeros(4), lambda: F32.adopt(4096, 1),
+    lambda: nvsym.TEAM_WORLD.n_pes(),
     lambda: nvsym.TEAM_WORLD.split_strided(0, 1, 1), lambda: nvsym.barrier(nvsym.TEAM_NODE),
 ]  # fmt: skip
 
@@ -155,7 +156,8 @@ def test_before_init_and_after_finalize(monkeypatch):
     nvsym.finalize()
     none_works()
     for call in (
-        b.to_numpy, b.free, ctx.my_pe, lambda: nvsym.put(b, b, 0), lambda: nvsym.reduce(b, b), lambda: nvsym.barrier(team),
+        b.to_numpy, b.free, ctx.my_pe, lambda: nvsym.put(b, b, 0), lambda: nvsym.reduce(b, b),
+        lambda: nvsym.barrier(team),
     ):  # fmt: skip
         with pytest.raises(nvsym.NotInitializedError):
             call()
