@@ -14,7 +14,7 @@ from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
 from .runtime cimport Runtime
 from .staging cimport staged_copy
 
@@ -28,7 +28,11 @@ cdef class CudaRuntime(Runtime):
 
     def __init__(self):
         load_cuda()
-        CHECK_CUDA(cuda.cuInit(0), b"cuInit")
+        cdef CUresult status = cuda.cuInit(0)
+        if status == CUDA_ERROR_NO_DEVICE:
+            raise NotAvailableError("the CUDA driver finds no GPU (check nvidia-smi; CUDA_VISIBLE_DEVICES may hide them, and a "
+                                    "container has to be started with GPU access)")
+        CHECK_CUDA(status, b"cuInit")
         CHECK_CUDA(cuda.cuDeviceGetCount(&self.n_devices), b"cuDeviceGetCount")
         if self.n_devices == 0:
             raise NotAvailableError("the CUDA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide them)")

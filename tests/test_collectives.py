@@ -253,6 +253,7 @@ def test_a_team_in_two_streams_at_once_is_an_error(ctx):
     if ctx.n_pes() > 1 and ctx.my_pe() == 0:
         # The call on the stream waits for the others; meanwhile this thread makes another.
         nvsym.allreduce(a, a, team=team, stream=stream)
+        time.sleep(1.0)  # until the stream's thread has begun it
         with pytest.raises(nvsym.CollectiveError, match="ordered"):
             call_for(5.0, team)
         for pe in range(ctx.n_pes()):
