@@ -14,7 +14,8 @@ from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureStatus)
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
+    CUevent, CUresult, CUstream, CUstreamCaptureStatus)
 from .runtime cimport Runtime
 from .staging cimport staged_copy
 
