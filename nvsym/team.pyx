@@ -83,16 +83,17 @@ cdef class Team:
         error = None
         try:
             start, stride, size = _number(start, "start"), _number(stride, "stride"), _number(size, "size")
+            last = start + (size - 1) * stride
+            if size < 1:
+                raise ValueError(f"size: {size} is below one")
+            if stride == 0 and size > 1:
+                raise ValueError("stride: 0 names the same PE again")
+            if not (0 <= start < self.data.n_pes and 0 <= last < self.data.n_pes):
+                raise ValueError(f"start={start}, stride={stride}, size={size}: PE {last} is not in "
+                                 f"0..{self.data.n_pes - 1} of {self!r}")
         except Exception as e:
             error = e
             start = stride = size = 0
-        if error is None and size < 1:
-            error = ValueError(f"size: {size} is below one")
-        elif error is None and stride == 0 and size > 1:
-            error = ValueError("stride: 0 names the same PE again")
-        elif error is None and not (0 <= start < self.data.n_pes and 0 <= start + (size - 1) * stride < self.data.n_pes):
-            error = ValueError(f"start={start}, stride={stride}, size={size}: PE {start + (size - 1) * stride} is not in "
-                               f"0..{self.data.n_pes - 1} of {self!r}")
         meet(self.agreement, CALL_SPLIT, (_fold(start, stride, size), 0), "split_strided()", error)
         members = [start + i * stride for i in range(size)]
         return self.subset(members, f"{self.name}[{start}:{stride}x{size}]", "split_strided()")
