@@ -2,7 +2,7 @@
 """`Buffer`: a typed view of memory that somebody else owns. `HostBuffer`: pinned host memory as a NumPy array."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 
 from libc.stdint cimport int64_t
 
@@ -17,6 +17,8 @@ from .errors import FreedBufferError, MulticastUnsupportedError
 from .device cimport Device
 from .dlpack cimport DLPACK_CPU, DLPACK_CUDA_HOST, DLTensor, export_tensor, import_tensor
 from .stream cimport Stream, default_device, stream_ptr
+
+cdef object ndarray = np.ndarray
 
 
 cdef class MemoryOwner:
@@ -394,6 +396,22 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
     """
     cdef Py_buffer view
     cdef Buffer buffer
+    cdef int flags = PyBUF_WRITABLE if writable else PyBUF_SIMPLE
+    # What is right needs two looks: without strides, NumPy exports C-contiguous arrays only. What is not falls through to
+    # the checks below, which say what is wrong.
+    if type(obj) is ndarray and obj.dtype is element.numpy:
+        try:
+            PyObject_GetBuffer(obj, &view, flags)
+        except (BufferError, ValueError):
+            view.len = -1
+        else:
+            array.ptr = <char *> view.buf
+            PyBuffer_Release(&view)
+        if view.len == <Py_ssize_t> (count * <size_t> element.itemsize):
+            array.nbytes = view.len
+            array.keep = obj
+            array.pinned = is_pinned(obj)
+            return 0
     if isinstance(obj, Buffer):
         buffer = <Buffer> obj
         buffer.check()
@@ -536,7 +554,10 @@ class HostBuffer(np.ndarray):
 
 cdef bint is_pinned(object array):
     """Whether the memory under a NumPy array is page-locked by nvsym."""
-    while isinstance(array, np.ndarray):
+    array = array.base
+    if array is None:
+        return False
+    while isinstance(array, ndarray):
         array = array.base
     if isinstance(array, memoryview):
         array = array.obj
