@@ -51,6 +51,9 @@ typedef struct staging_ring {
     staging_copy        *last;
     void                *stream;    /* that the copies are on */
     int                  enqueuing; /* somebody is putting a copy on the stream just now */
+    void                *lane;      /* a second stream, of the device `lane_device`: every other block goes by it */
+    void                *fork;      /* an event between the two */
+    int                  lane_device;
 } staging_ring;
 
 typedef struct staging_pool {

@@ -13,14 +13,17 @@ from libc.stdint cimport uint64_t
 
 from ._driver cimport CHECK_CUDA, cuda
 from .libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, CU_MEMHOSTALLOC_PORTABLE, CU_STREAM_WAIT_VALUE_GEQ,
-    CU_STREAM_WRITE_VALUE_DEFAULT, CUdeviceptr)
+    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_WAIT_VALUE_GEQ, CU_STREAM_WRITE_VALUE_DEFAULT, CUdeviceptr)
 
 cdef extern from "staging.h" nogil:
     ctypedef struct staging_ring:
         size_t   block
         uint64_t slots
         void *   stream
+        void *   lane
+        void *   fork
+        int      lane_device
     ctypedef struct staging_pool:
         pass
     enum:
@@ -44,6 +47,7 @@ cdef enum:
     BLOCK        = 2 << 20
     LARGEST      = 32 << 20
     MOST_BLOCKS  = 128          # of a copy, up to the largest block: what a stream holds without making its caller wait
+    LANES_FROM   = 4            # blocks of a copy that goes by two streams
 
 cdef staging_pool *_pool = NULL
 cdef signed char _able[MAX_DEVICES]     # 0: not asked yet
@@ -93,12 +97,43 @@ cdef staging_ring *take_ring(size_t nbytes, void *stream) except NULL:
     return ring
 
 
-cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes, bint to_host, void *stream) except -1 nogil:
-    """Put the copies of the blocks on the stream, each between a wait for the host and the word to it."""
+cdef int open_lane(staging_ring *ring, int device) except -1:
+    """The second stream of a ring, on the current context, that of `device`."""
+    if ring.lane != NULL and ring.lane_device == device:
+        return 0
+    if ring.lane != NULL:       # the ring was idle, or it would not have come to another device's stream
+        CHECK_CUDA(cuda.cuStreamDestroy(ring.lane), b"cuStreamDestroy")
+        ring.lane = NULL
+        CHECK_CUDA(cuda.cuEventDestroy(ring.fork), b"cuEventDestroy")
+        ring.fork = NULL
+    if ring.fork == NULL:
+        CHECK_CUDA(cuda.cuEventCreate(&ring.fork, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+    CHECK_CUDA(cuda.cuStreamCreate(&ring.lane, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
+    ring.lane_device = device
+    return 0
+
+
+cdef int join(void *behind, void *before, void *event) except -1 nogil:
+    """Let the stream `behind` go on when what is on `before` is done."""
+    CHECK_CUDA(cuda.cuEventRecord(event, before), b"cuEventRecord")
+    CHECK_CUDA(cuda.cuStreamWaitEvent(behind, event, 0), b"cuStreamWaitEvent")
+    return 0
+
+
+cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes, bint to_host, void *main) except -1 nogil:
+    """Put the copies of the blocks on the stream, each between a wait for the host and the word to it.
+
+    Between two copies on one stream the link idles for the wait and the word. So a large copy goes by two streams in turn.
+    """
     cdef uint64_t number = first, slots = ring.slots, last
     cdef size_t left = nbytes, now
+    cdef bint two = nbytes > LANES_FROM * ring.block
+    cdef void *stream
+    if two:
+        join(ring.lane, main, ring.fork)
     while left > 0:
         now = min(left, ring.block)
+        stream = ring.lane if two and (number - first) % 2 else main
         # To the device a block must have been filled; to the host, have been emptied of what it held before.
         if not to_host:
             CHECK_CUDA(cuda.cuStreamWaitValue64(stream, <CUdeviceptr> staging_ready(ring, number), number,
@@ -116,12 +151,14 @@ cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes
         device += now
         left -= now
         number += 1
+    if two:
+        join(main, ring.lane, ring.fork)
     if to_host:
         # The stream is past the copy when the last block has left its slot, in every slot.
         last = number - 1
         number = first if last - first < slots else last - slots + 1
         while number <= last:
-            CHECK_CUDA(cuda.cuStreamWaitValue64(stream, <CUdeviceptr> staging_ready(ring, number), number,
+            CHECK_CUDA(cuda.cuStreamWaitValue64(main, <CUdeviceptr> staging_ready(ring, number), number,
                                                 CU_STREAM_WAIT_VALUE_GEQ), b"cuStreamWaitValue64")
             number += 1
     return 0
@@ -133,6 +170,11 @@ cdef int staged_copy(int device, void *dst, const void *src, size_t nbytes, bint
     if not able(device):
         return 0
     ring = take_ring(nbytes, stream)
+    try:
+        open_lane(ring, device)
+    except BaseException:
+        staging_release(_pool, ring)
+        raise
     first = staging_submit(_pool, ring, dst if to_host else <void *> src, nbytes, to_host)
     if first == 0:
         staging_release(_pool, ring)

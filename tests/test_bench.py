@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -177,8 +178,9 @@ def test_what_cannot_be_measured(mpirun):
         assert text in errors, errors
 
 
-def test_shmem4py_needs_its_launcher(mpirun):
-    # Not started by oshrun, so it is either no OpenSHMEM job, or there is no shmem4py at all.
+def test_a_library_that_cannot_be_imported_is_named(mpirun, tmp_path, monkeypatch):
+    (tmp_path / "shmem4py.py").write_text("raise ImportError('no OpenSHMEM here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     outputs, _ = bench(mpirun, 2, ["barrier", *TINY, "--vs", "shmem4py", "--json"])
     report = json.loads(outputs[0][0])
     assert list(report["unavailable"]) == ["shmem4py"]

@@ -132,14 +132,14 @@ def all_hold(ctx, mine):
 
 @pytest.mark.pes(1, 2, 4)
 def test_ten_thousand_cycles(ctx):
-    """10,000 buffers (2,000 on many PEs), dropped in random order, end with the heap as it was."""
+    """10,000 buffers, dropped in random order, end with the heap as it was."""
     gc.collect()
     nvsym.collect()
     before = ctx.heap.live, ctx.heap.used, ctx.heap.largest_free
     agreed, own = random.Random(1), random.Random(ctx.my_pe())
     classes = [SHMEMBuffer[dtype] for dtype in DTYPES]
     held = []
-    for i in range(10000 if ctx.n_pes() <= 2 else 2000):
+    for i in range(10000):
         held.append(classes[i % 5](agreed.randrange(3000)))
         if len(held) == 30:
             own.shuffle(held)

@@ -34,11 +34,12 @@ def address(library, name):
     return ctypes.cast(getattr(library, name), P)
 
 
-def per_call(call, n):
-    start = time.perf_counter_ns()
-    for _ in range(n):
-        call()
-    return (time.perf_counter_ns() - start) / n
+def per_call(text, names):
+    """A function that runs `text` n times in a plain loop, as timeit does, and returns nanoseconds of one."""
+    source = f"def loop(n):\n    begin = clock()\n    for _ in range(n):\n        {text}\n    return (clock() - begin) / n"
+    names = dict(names, clock=time.perf_counter_ns)
+    exec(f"def outer({', '.join(names)}):\n    " + source.replace("\n", "\n    ") + "\n    return loop", globals(), found := {})
+    return found["outer"](**names)
 
 
 def call_rows(ctx, options):
@@ -55,27 +56,30 @@ def call_rows(ctx, options):
     quiet, barrier = address(shmem, "nvshmemx_quiet_on_stream"), address(shmem, "nvshmemx_barrier_all_on_stream")
     reduce = address(shmem, "nvshmemx_float_sum_reduce_on_stream")
     cases = {
-        "put 4 KiB": (lambda k: c.loop_rma(put, to, source, Z(4096), pe, stream, k), lambda: nvsym.put(a, b, pe)),
-        "get 4 KiB": (lambda k: c.loop_rma(get, to, source, Z(4096), pe, stream, k), lambda: nvsym.get(a, b, pe)),
+        "put 4 KiB": (lambda k: c.loop_rma(put, to, source, Z(4096), pe, stream, k), "put(a, b, pe)"),
+        "get 4 KiB": (lambda k: c.loop_rma(get, to, source, Z(4096), pe, stream, k), "get(a, b, pe)"),
         "put_signal 4 KiB": (lambda k: c.loop_put_signal(put_signal, to, source, Z(4096), at, pe, stream, k),
-                             lambda: nvsym.put_signal(a, b, signal, 1, pe)),
-        "signal_op": (lambda k: c.loop_signal_op(signal_op, at, pe, stream, k), lambda: nvsym.signal_op(signal, 1, pe)),
-        "quiet": (lambda k: c.loop_stream(quiet, stream, k), nvsym.quiet),
-        "barrier_all": (lambda k: c.loop_stream(barrier, stream, k), nvsym.barrier_all),
+                             "put_signal(a, b, signal, 1, pe)"),
+        "signal_op": (lambda k: c.loop_signal_op(signal_op, at, pe, stream, k), "signal_op(signal, 1, pe)"),
+        "quiet": (lambda k: c.loop_stream(quiet, stream, k), "quiet()"),
+        "barrier_all": (lambda k: c.loop_stream(barrier, stream, k), "barrier_all()"),
         "reduce 4 KiB": (lambda k: c.loop_reduce(reduce, to, source, Z(1024), stream, k),
-                         lambda: nvsym.reduce(a, b, algorithm="nvshmem")),
+                         "reduce(a, b, algorithm='nvshmem')"),
     }  # fmt: skip
     for name in ("loop_rma", "loop_put_signal", "loop_signal_op", "loop_stream", "loop_reduce", "copy"):
         getattr(c, name).restype = ctypes.c_double
+    names = {name: getattr(nvsym, name) for name in ("put", "get", "put_signal", "signal_op", "quiet", "barrier_all", "reduce")}
+    names.update(a=a, b=b, signal=signal, pe=pe)
     rows = []
     for name, (native, ours) in cases.items():
+        ours = per_call(ours, names)
         per = 40 if name.startswith(("barrier", "reduce")) else 200
         times = [[], []]
         for i in range(options.rounds + 2):
             for which in (0, 1):
                 nvsym.barrier_all()
                 ctx.synchronize()
-                taken = per_call(ours, per) if which else native(per)
+                taken = ours(per) if which else native(per)
                 ctx.synchronize()
                 if i >= 2:
                     times[which].append(taken / 1e3)
@@ -90,7 +94,7 @@ def copy_rows(ctx, c, options):
     n = 64 << 20
     b = nvsym.SHMEMBuffer["float32"].zeros(n)
     stream = P(ctx.stream.handle)
-    pinned, pageable = ctx.enqueue_create_host_buffer(np.float32, n), np.zeros(n, np.float32)
+    pinned, pageable = ctx.enqueue_create_host_buffer(np.float32, n), np.ones(n, np.float32)
     pinned[:] = 1
     rows = []
     for kind, host in (("pinned", pinned), ("pageable", pageable)):

@@ -78,8 +78,8 @@ EXAMPLES = {
 @pytest.mark.parametrize("example", EXAMPLES)
 @here
 def test_example(mpirun, n, example):
-    collective = "nvsym.allreduce(" in (ROOT / "examples" / example).read_text()
-    refused = n > 1 and not MPS and collective
+    text = (ROOT / "examples" / example).read_text()
+    refused = n > 1 and not MPS and re.search(r"nvsym\.(allreduce|fcollect|signal_wait_until)\(", text)
     job = mpirun(n, ROOT / "examples" / example, *EXAMPLES[example], check=False, timeout=120,
                  env={"NVSYM_BACKEND": "nvshmem"})  # fmt: skip
     if refused:
