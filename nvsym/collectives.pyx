@@ -6,6 +6,8 @@ tell them: on that PE with the reason, on the others as `CollectiveError`. A cal
 `CollectiveError` on all.
 """
 
+cimport cython
+
 from .backend import ALGORITHMS
 from .dtypes import OPS, as_op
 
@@ -32,6 +34,8 @@ cdef int fail(object team, int kind, object error, object stream, int algorithm=
     raise error
 
 
+@cython.final
+@cython.freelist(4)
 cdef class Call:
     """The checked arguments of a collective call."""
     cdef Team team
@@ -64,7 +68,8 @@ cdef Call checked(object dest, object source, object team, object stream, size_t
     if d.ptr != s.ptr and d.ptr < s.ptr + s.count * s.item and s.ptr < d.ptr + d.count * d.item:
         raise ValueError("dest: it overlaps source without being the same memory")
     job_stream(d.job, stream, &call.stream)
-    if call.stream != NULL:
+    # A GPU's symmetric memory is kept by the tickets of its runtime.
+    if call.stream != NULL and d.job.backend.device.is_host:
         call.keep = (d, s, call.team)
     return call
 

@@ -16,7 +16,14 @@
 namespace nvsym {
 
 constexpr int MAX_BLOCKS = 256;
-constexpr int LL_STAGES = 3;
+constexpr int LL_STAGES = 2;
+constexpr int LL_BLOCKS = 128;    /* of a low-latency launch, at most */
+constexpr int PUSH_THREADS = 512; /* of a pushing block, at most */
+constexpr int PUSH_PACKS = 4;     /* of 16 bytes, that a thread pushes in a step, at most */
+constexpr int PUSH_STEPS = 4;     /* of a launch, at most */
+constexpr int PUSH_STAGES = 2 * PUSH_STEPS;
+constexpr u32 EMPTY = 0x9e3779b9u; /* what a word of a stage holds while nothing has come */
+constexpr u32 KEYED = 0x85ebca6bu; /* in the first word: the words are those of the operand xor a key */
 
 /* The part of a team's memory that its kernels use, on the symmetric heap; zero at first. */
 struct Pad {
@@ -25,14 +32,16 @@ struct Pad {
 
 /* What a launch needs besides its operands. Deltas lead from a symmetric address here to the same one of a member. */
 struct Team {
-    i64 delta[MAX_PES];
     int me, n;
-    Pad *pad;      /* symmetric */
-    char *ll;      /* symmetric: LL_STAGES x n x ll_bytes of data and flags */
-    u64 ll_bytes;  /* of data and flags of one PE in one stage */
-    u32 *epochs;   /* local: [MAX_BLOCKS] of the barriers; then the epoch of LL and the blocks that are done with it */
-    u32 *failure;  /* host memory: not zero once a wait took too long: 1 + the member that did not come */
-    u64 limit_ns;  /* 0: no limit */
+    u32 *epochs;    /* local: [MAX_BLOCKS] of the barriers, [MAX_BLOCKS] of LL, [MAX_BLOCKS] of pushing */
+    Pad *pad;       /* symmetric */
+    char *ll;       /* symmetric: [LL_STAGES][LL_BLOCKS][n][ll_bytes] of data and flags */
+    u64 ll_bytes;   /* of one block's lines from one PE */
+    char *push;     /* symmetric, or null: [n - 1][PUSH_STAGES][PUSH_PACKS + 1][push_blocks][PUSH_THREADS] packs, words EMPTY */
+    u64 push_blocks;
+    u32 *failure;   /* host memory: not zero once a wait took too long: 1 + the member that did not come */
+    u64 limit_ns;   /* 0: no limit */
+    i64 delta[MAX_PES];
 };
 
 template <class P> __device__ __forceinline__ P *at(P *p, const Team &t, int member)
@@ -316,25 +325,29 @@ template <class T> __device__ __forceinline__ u64 load_eight(const T *src, u64 i
     return v.bits;
 }
 
+/* Each thread has one line, 8 bytes of the operand; each block its own lines, flags and epoch. */
 template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst, const T *src, u64 count, const Team &t)
 {
     constexpr int K = 8 / sizeof(T);
     typedef Element<T> E;
-    volatile u32 *ll_epoch = t.epochs + MAX_BLOCKS, *ll_done = t.epochs + MAX_BLOCKS + 1;
-    const u32 epoch = *ll_epoch + 1u;
-    const u64 lines = (count + K - 1) / K;
-    /* A stage is used again three calls later: by then every PE has received from all in the call between, which they sent
-     * after they were done with this one. */
-    char *stage = t.ll + (u64)(epoch % LL_STAGES) * t.n * t.ll_bytes;
-    Patience patience(t);
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < lines; i += (u64)gridDim.x * blockDim.x) {
-        const u64 mine = load_eight(src, i, count);
+    volatile u32 *last = t.epochs + MAX_BLOCKS + blockIdx.x;
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool has = i * K < count;
+    const u64 mine = has ? load_eight(src, i, count) : 0;
+    u32 epoch = *last + 1u;
+    if (epoch == 0)
+        epoch = 2; /* not what untouched memory holds, and still the other stage */
+    /* A stage is used again two calls later: the block has then received, in the call between, what all sent after they were
+     * done with this one. */
+    char *stage = t.ll + (((u64)(epoch % LL_STAGES) * LL_BLOCKS + blockIdx.x) * t.n) * t.ll_bytes + threadIdx.x * 16;
+    bool here = has;
+    if (has) {
         for (int k = 1; k < t.n; k++) {
             const int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
-            store_flagged(at(stage, t, p) + (u64)t.me * t.ll_bytes + i * 16, (u32)mine, (u32)(mine >> 32), epoch);
+            store_flagged(at(stage, t, p) + (u64)t.me * t.ll_bytes, (u32)mine, (u32)(mine >> 32), epoch);
         }
         typename E::Sum sum[K];
-        bool here = true;
+        Patience patience(t);
         for (int p = 0; p < t.n && here; p++) {
             union {
                 T item[K];
@@ -342,7 +355,7 @@ template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst,
             } in;
             in.bits = mine;
             if (p != t.me) {
-                const char *line = stage + (u64)p * t.ll_bytes + i * 16;
+                const char *line = stage + (u64)p * t.ll_bytes;
                 Words w = load_flagged(line);
                 while (w.w[1] != epoch || w.w[3] != epoch) {
                     if (patience.gone(p)) {
@@ -357,33 +370,220 @@ template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst,
             for (int k = 0; k < K; k++)
                 sum[k] = p == 0 ? E::load(in.item[k]) : Op::apply(sum[k], E::load(in.item[k]));
         }
-        if (!here)
-            break;
-        union {
-            T item[K];
-            u64 bits;
-        } out;
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            out.item[k] = E::store(sum[k]);
-        if (((u64)dst & 7u) == 0 && (i + 1) * K <= count)
-            *((volatile u64 *)dst + i) = out.bits;
-        else
+        if (here) {
+            union {
+                T item[K];
+                u64 bits;
+            } out;
 #pragma unroll
             for (int k = 0; k < K; k++)
-                if (i * K + k < count)
-                    store_item(dst + i * K + k, out.item[k]);
-    }
-    /* The last block begins the next epoch: every thread of the grid has read this one by then. */
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        if (gridDim.x == 1) {
-            *ll_epoch = epoch;
-        } else if (atomicAdd((u32 *)ll_done, 1u) == gridDim.x - 1) {
-            *ll_done = 0;
-            *ll_epoch = epoch;
+                out.item[k] = E::store(sum[k]);
+            if (((u64)dst & 7u) == 0 && (i + 1) * K <= count)
+                *((volatile u64 *)dst + i) = out.bits;
+            else
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    if (i * K + k < count)
+                        store_item(dst + i * K + k, out.item[k]);
         }
     }
+    __syncthreads(); /* all threads have read the epoch */
+    if (threadIdx.x == 0)
+        *last = epoch;
+}
+
+/* ---- push: each PE stores its operand to all, and reduces what came; no barrier; also in place --------------------- */
+
+/* What is stored tells by itself that it has come: the stages hold EMPTY in every word before and after. A thread whose own words
+ * include EMPTY (or begin with KEYED) chooses a key so that none does, stores the words xor the key with KEYED first, and the
+ * first word and the key in a line with flags. So nothing but the operand goes over the link, and words of 32 bits, which are
+ * stored whole, need no order among each other.
+ *
+ * The stages are used in turn, by each thread its own packs, and there are enough for two calls. So a stage was last used before the
+ * call before this one; and in that call the block took what all had pushed, after they were done with all before. */
+
+/* 16 bytes of the operand from any address; past its end, zeros. */
+template <class T> __device__ __forceinline__ Words load_pack(const T *src, u64 i, u64 count, bool aligned)
+{
+    constexpr int K = 16 / sizeof(T);
+    if (aligned && (i + 1) * K <= count)
+        return load16((const Words *)src + i);
+    Pack<T> v;
+    v.words = Words{{0, 0, 0, 0}};
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (i * K + k < count)
+            v.item[k] = load_item(src + i * K + k);
+    return v.words;
+}
+
+template <class T> __device__ __forceinline__ void store_pack(T *dst, u64 i, u64 count, bool aligned, Words words)
+{
+    constexpr int K = 16 / sizeof(T);
+    if (aligned && (i + 1) * K <= count) {
+        store16((Words *)dst + i, words);
+        return;
+    }
+    Pack<T> v;
+    v.words = words;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (i * K + k < count)
+            store_item(dst + i * K + k, v.item[k]);
+}
+
+/* Packs i, i + stride, ... (C of them) of the operand to the same thread of all PEs. */
+template <class T, int C>
+__device__ __forceinline__ void push_step(const T *src, u64 i, u64 stride, u64 packs, u64 count, bool aligned, char *stage, u64 layer,
+                                          u32 turn, const Team &t)
+{
+    if (i >= packs)
+        return;
+    Words out[C];
+    bool plain = true;
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        if (i + c * stride < packs)
+            out[c] = load_pack(src, i + c * stride, count, aligned);
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        if (i + c * stride < packs)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                plain = plain && out[c].w[k] != EMPTY;
+    u32 key = 0;
+    const u32 first = out[0].w[0];
+    if (!plain || first == KEYED) {
+        for (plain = false; !plain;) {
+            key++; /* each word forbids one key */
+            plain = true;
+            for (int c = 0; c < C; c++)
+                if (i + c * stride < packs)
+                    for (int k = 0; k < 4; k++)
+                        plain = plain && (out[c].w[k] ^ key) != EMPTY;
+        }
+#pragma unroll
+        for (int c = 0; c < C; c++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                out[c].w[k] ^= key;
+        out[0].w[0] = KEYED;
+    }
+    for (int k = 1; k < t.n; k++) {
+        const int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
+        /* There, this PE is the (n - k)-th after the owner. */
+        char *to = at(stage, t, p) + (u64)(t.n - k - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * layer;
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            if (i + c * stride < packs)
+                store_words(to + c * layer, out[c]);
+        if (key)
+            store_flagged(to + PUSH_PACKS * layer, first, key, turn);
+    }
+}
+
+template <class T, class Op, int C>
+__device__ __forceinline__ bool take_step(T *dst, const T *src, u64 i, u64 stride, u64 packs, u64 count, bool aligned, bool to_aligned,
+                                          char *stage, u64 layer, u32 turn, const Team &t, Patience &patience)
+{
+    if (i >= packs)
+        return true;
+    const Words empty = {{EMPTY, EMPTY, EMPTY, EMPTY}};
+    Fold<T, Op> fold[C];
+    for (int p = 0; p < t.n; p++) {
+        Words in[C];
+        if (p == t.me) {
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                if (i + c * stride < packs)
+                    in[c] = load_pack(src, i + c * stride, count, aligned);
+        } else {
+            const int region = p > t.me ? p - t.me - 1 : p - t.me - 1 + t.n;
+            char *from = stage + (u64)region * PUSH_STAGES * (PUSH_PACKS + 1) * layer;
+            for (;;) {
+                bool came = true;
+#pragma unroll
+                for (int c = 0; c < C; c++)
+                    if (i + c * stride < packs)
+                        in[c] = load_flagged(from + c * layer);
+#pragma unroll
+                for (int c = 0; c < C; c++)
+                    if (i + c * stride < packs)
+#pragma unroll
+                        for (int k = 0; k < 4; k++)
+                            came = came && in[c].w[k] != EMPTY;
+                if (came)
+                    break;
+                if (patience.gone(p))
+                    return false;
+            }
+            if (in[0].w[0] == KEYED) {
+                Words line = load_flagged(from + PUSH_PACKS * layer);
+                while (line.w[1] != turn || line.w[3] != turn) {
+                    if (patience.gone(p))
+                        return false;
+                    line = load_flagged(from + PUSH_PACKS * layer);
+                }
+                const u32 key = line.w[2];
+#pragma unroll
+                for (int c = 0; c < C; c++)
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        in[c].w[k] ^= key;
+                in[0].w[0] = line.w[0];
+            }
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                if (i + c * stride < packs)
+                    store_words(from + c * layer, empty);
+        }
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            if (i + c * stride < packs) {
+                if (p == 0)
+                    fold[c].begin(in[c]);
+                else
+                    fold[c].add(in[c]);
+            }
+    }
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        if (i + c * stride < packs)
+            store_pack(dst, i + c * stride, count, to_aligned, fold[c].end());
+    return true;
+}
+
+template <class T, class Op, int C> __device__ __forceinline__ void push_steps(T *dst, const T *src, u64 count, u64 packs, const Team &t)
+{
+    const u64 thread = (u64)blockIdx.x * PUSH_THREADS + threadIdx.x, stride = (u64)gridDim.x * blockDim.x;
+    const u64 layer = t.push_blocks * PUSH_THREADS * 16, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool aligned = ((u64)src & 15u) == 0, to_aligned = ((u64)dst & 15u) == 0;
+    const u32 steps = (u32)((packs + stride * C - 1) / (stride * C));
+    volatile u32 *last = t.epochs + 2 * MAX_BLOCKS + blockIdx.x;
+    const u32 turn = *last;
+    char *stages = t.push + thread * 16;
+    Patience patience(t);
+    for (u32 s = 1; s <= steps; s++)
+        push_step<T, C>(src, first + (s - 1) * stride * C, stride, packs, count, aligned,
+                        stages + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s, t);
+    bool here = true;
+    for (u32 s = 1; s <= steps && here; s++)
+        here = take_step<T, Op, C>(dst, src, first + (s - 1) * stride * C, stride, packs, count, aligned, to_aligned,
+                                   stages + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s, t, patience);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *last = turn + steps;
+}
+
+template <class T, class Op> __device__ __forceinline__ void push(T *dst, const T *src, u64 count, const Team &t)
+{
+    const u64 packs = (count * sizeof(T) + 15) / 16, threads = (u64)gridDim.x * blockDim.x;
+    if (packs <= threads)
+        push_steps<T, Op, 1>(dst, src, count, packs, t);
+    else if (packs <= 2 * threads)
+        push_steps<T, Op, 2>(dst, src, count, packs, t);
+    else
+        push_steps<T, Op, 4>(dst, src, count, packs, t);
 }
 
 } // namespace nvsym

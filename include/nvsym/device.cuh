@@ -141,6 +141,13 @@ __device__ __forceinline__ void store_flagged(void *p, u32 a, u32 b, u32 flag)
     asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(a), "r"(flag), "r"(b), "r"(flag) : "memory");
 }
 
+/* Four words that a peer polls; the store of each is whole. */
+__device__ __forceinline__ void store_words(void *p, Words v)
+{
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+                 : "memory");
+}
+
 __device__ __forceinline__ u32 load_acquire(const u32 *p)
 {
     u32 v;

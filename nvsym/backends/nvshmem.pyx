@@ -30,7 +30,8 @@ from ..backend cimport (
     ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, Backend, TeamData)
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
-from ..kernels.allreduce cimport KERNEL_ONE_SHOT, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels
+from ..kernels.allreduce cimport (
+    KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
 from ..libnvshmem cimport (
@@ -360,8 +361,11 @@ cdef class NvshmemBackend(Backend):
         if self.why_no_kernels is not None:
             return
         cdef AllreduceKernels kernels = AllreduceKernels(self.gpu, self.ordinal, self.n_pes, self.sharing, limit)
-        cdef size_t nbytes = kernels.workspace_bytes()
+        cdef size_t nbytes
         cdef void *workspace
+        rows = agreement.gather((kernels.blocks, self.sharing), "planning the allreduce kernels")
+        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows))
+        nbytes = kernels.workspace_bytes()
         with nogil:
             workspace = nvshmem.nvshmem_malloc(nbytes)
         error = None
@@ -693,10 +697,10 @@ cdef class NvshmemBackend(Backend):
             kernel = self.kernels.choose(&t.kernels, nbytes, dest == src)
             if algorithm == ALGO_TWO_SHOT:
                 kernel = KERNEL_TWO_SHOT
-            elif algorithm == ALGO_ONE_SHOT and kernel == KERNEL_TWO_SHOT:
-                if dest == src:
+            elif algorithm == ALGO_ONE_SHOT and kernel != KERNEL_LOW_LATENCY:
+                kernel = KERNEL_PUSH if self.kernels.pushes(&t.kernels, nbytes) else KERNEL_ONE_SHOT
+                if dest == src and kernel == KERNEL_ONE_SHOT:
                     raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
-                kernel = KERNEL_ONE_SHOT
             self.kernels.launch(&t.kernels, kernel, dtype, op, dest, src, count, SIZES[dtype], stream)
             return self.gpu.mark(stream)
         if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:

@@ -23,3 +23,9 @@ extern "C" __global__ void __launch_bounds__(512)
 {
     nvsym::low_latency<T, Op>(dst, src, count, team);
 }
+
+extern "C" __global__ void __launch_bounds__(512)
+    nvsym_push(T *dst, const T *src, nvsym::u64 count, const __grid_constant__ nvsym::Team team)
+{
+    nvsym::push<T, Op>(dst, src, count, team);
+}

@@ -6,27 +6,36 @@ from ..libcuda cimport CUevent, CUfunction, CUstream
 from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
 
 cdef enum:
-    MAX_PES    = 32     # of a team that uses the kernels
-    MAX_BLOCKS = 256
-    LL_STAGES  = 3
+    MAX_PES     = 32    # of a team that uses the kernels
+    MAX_BLOCKS  = 256
+    LL_STAGES   = 2
+    LL_BLOCKS   = 128
+    PUSH_THREADS = 512
+    PUSH_STEPS   = 4
+    PUSH_STAGES  = 2 * PUSH_STEPS
+    PUSH_PACKS   = 4
+    PUSH_EMPTY   = 0x9e3779b9
 
 cdef enum Kernel:
     KERNEL_ONE_SHOT = 0
     KERNEL_TWO_SHOT
     KERNEL_LOW_LATENCY
+    KERNEL_PUSH
     KERNEL_COUNT
 
 # nvsym::Team of include/nvsym/collectives.cuh.
 cdef struct TeamArgs:
-    int64_t    delta[MAX_PES]
     int32_t    me
     int32_t    n
+    uint32_t * epochs
     void *     pad
     void *     ll
     uint64_t   ll_bytes
-    uint32_t * epochs
+    void *     push
+    uint64_t   push_blocks
     uint32_t * failure
     uint64_t   limit_ns
+    int64_t    delta[MAX_PES]
 
 # A team's part: its place in the workspace, and the stream of its last kernel.
 cdef struct TeamKernels:
@@ -42,7 +51,8 @@ cdef class AllreduceKernels:
     cdef int         arch
     cdef int         blocks         # at most
     cdef size_t      slot_bytes
-    cdef size_t      ll_bytes       # data and flags of one PE in one stage
+    cdef size_t      ll_bytes       # data and flags of one block from one PE
+    cdef size_t      push_bytes     # what the team of the first slot has to push to; 0: it does not push
     cdef char *      workspace      # symmetric
     cdef uint32_t *  epochs         # local
     cdef uint32_t *  failure        # pinned
@@ -52,6 +62,7 @@ cdef class AllreduceKernels:
     cdef CUfunction  functions[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][KERNEL_COUNT]
     cdef readonly double compile_seconds
 
+    cdef int agree(self, int blocks, int sharing)
     cdef size_t workspace_bytes(self)
     cdef int open(self, void *workspace) except -1
     cdef int close(self) except -1
@@ -60,6 +71,7 @@ cdef class AllreduceKernels:
     cdef bint loaded(self, int dtype, int op) noexcept
     cdef int prepare(self, int dtype, int op) except -1
     cdef int check(self, object pes) except -1
+    cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
                     size_t itemsize, CUstream stream) except -1

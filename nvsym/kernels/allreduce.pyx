@@ -26,9 +26,14 @@ cdef enum:
     THREADS        = 512        # of a block
     THREADS_MANY   = 256        # of the kernels with barriers, where more than two PEs' loads fill the registers
     PAD_BYTES      = 2 * MAX_BLOCKS * MAX_PES * 4
-    LL_DATA_TWO    = 256 << 10  # bytes that low latency moves at most, in jobs of two PEs
-    LL_DATA_MORE   = 64 << 10   # and of more
+    LL_LINES_TWO   = 256        # of 8 bytes of data, of a block of low latency, in jobs of two PEs
+    LL_LINES_MORE  = 64         # and of more
+    LL_THREADS     = 128        # of its blocks, while they are few
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
+    LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
+    PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
+    PUSH_SPREAD    = 128        # threads of its blocks, while they are few
+    EPOCHS         = 3 * MAX_BLOCKS
 
 
 cdef class AllreduceKernels:
@@ -52,16 +57,25 @@ cdef class AllreduceKernels:
         if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in os.environ:
             processors //= sharing
         self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
-        self.ll_bytes = 2 * (LL_DATA_TWO if n_pes <= 2 else LL_DATA_MORE)
-        self.slot_bytes = PAD_BYTES + LL_STAGES * <size_t> n_pes * self.ll_bytes
+        self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
+        self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
+
+    cdef int agree(self, int blocks, int sharing):
+        """Take what all PEs have agreed on: the fewest blocks that one has, and the most PEs that share a GPU."""
+        self.blocks = blocks
+        # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
+        push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and 2 <= self.n_pes <= PUSH_PES
+        if push:
+            self.push_bytes = <size_t> (self.n_pes - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
+        return 0
 
     cdef size_t workspace_bytes(self):
         """Symmetric memory that `open` needs, zeroed by it; the caller meets the other PEs before the first launch."""
-        return SLOTS * self.slot_bytes
+        return SLOTS * self.slot_bytes + self.push_bytes
 
     cdef int open(self, void *workspace) except -1:
         cdef CUstream side = self.gpu.side_stream(self.ordinal)
-        cdef size_t nbytes = SLOTS * (MAX_BLOCKS + 2) * sizeof(uint32_t)
+        cdef size_t nbytes = SLOTS * EPOCHS * sizeof(uint32_t)
         self.workspace = <char *> workspace
         self.epochs = <uint32_t *> self.gpu.alloc(self.ordinal, nbytes)
         self.failure = <uint32_t *> self.gpu.alloc_pinned(self.ordinal, sizeof(uint32_t))
@@ -94,12 +108,15 @@ cdef class AllreduceKernels:
             team.args.delta[p] = delta[p]
         team.args.me, team.args.n = me, n
         team.args.pad, team.args.ll, team.args.ll_bytes = own, own + PAD_BYTES, self.ll_bytes
-        team.args.epochs = self.epochs + slot * (MAX_BLOCKS + 2)
+        team.args.epochs = self.epochs + slot * EPOCHS
         team.args.failure, team.args.limit_ns = self.failure, self.limit_ns
+        if slot == 0 and self.push_bytes:
+            team.args.push, team.args.push_blocks = self.workspace + SLOTS * self.slot_bytes, self.blocks
+            CHECK_CUDA(cuda.cuMemsetD32Async(<CUdeviceptr> team.args.push, PUSH_EMPTY, self.push_bytes // 4, side),
+                       b"cuMemsetD32Async")
         # What an earlier team left; the caller meets the others once more before the first launch.
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> own, 0, self.slot_bytes, side), b"cuMemsetD8Async")
-        CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> team.args.epochs, 0, (MAX_BLOCKS + 2) * sizeof(uint32_t), side),
-                   b"cuMemsetD8Async")
+        CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> team.args.epochs, 0, EPOCHS * sizeof(uint32_t), side), b"cuMemsetD8Async")
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
         CHECK_CUDA(cuda.cuEventCreate(&team.behind, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
@@ -147,11 +164,18 @@ cdef class AllreduceKernels:
                                "kernels of this job reduce no more, finalize() still works", [pe])
 
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept:
-        if 2 * nbytes <= self.ll_bytes:
+        # Low latency sends a flag with each word; pushing sends the operand alone, but looks at it first.
+        if 2 * nbytes <= LL_BLOCKS * self.ll_bytes and (team.args.push == NULL or nbytes <= LL_LINKED):
             return KERNEL_LOW_LATENCY
+        if self.pushes(team, nbytes):
+            return KERNEL_PUSH
         if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return KERNEL_ONE_SHOT
         return KERNEL_TWO_SHOT
+
+    cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept:
+        """Whether there is room to push so much."""
+        return team.args.push != NULL and nbytes <= self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS)
 
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
                     size_t itemsize, CUstream stream) except -1:
@@ -162,15 +186,23 @@ cdef class AllreduceKernels:
         cdef CUfunction function = self.functions[dtype][op][<int> kernel]
         if kernel == KERNEL_LOW_LATENCY:
             work = (nbytes + 7) // 8
-            if work < THREADS:
-                threads = max(<size_t> 32, (work + 31) // 32 * 32)
+            threads = <unsigned int> min(<size_t> LL_THREADS, self.ll_bytes // 16)
+            if work > threads * <size_t> LL_BLOCKS:
+                threads = <unsigned int> (self.ll_bytes // 16)
+            if work < threads:
+                threads = <unsigned int> ((work + 31) // 32 * 32)
+            blocks = <unsigned int> ((work + threads - 1) // threads)
         else:
             work = (nbytes + 15) // 16
-            if team.args.n > 2:
+            if kernel == KERNEL_PUSH:
+                threads = PUSH_SPREAD
+                while threads < PUSH_THREADS and work > threads * <size_t> self.blocks:
+                    threads *= 2
+            elif team.args.n > 2:
                 threads = THREADS_MANY
             if kernel == KERNEL_TWO_SHOT:
                 work = (work + team.args.n - 1) // team.args.n
-        blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
+            blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
         if stream != team.last:
             # The kernels of a team share its pad: those of two streams run one after the other.
             if team.last != NULL and not self.gpu.capturing(stream) and not self.gpu.capturing(team.last):

@@ -35,7 +35,7 @@ TYPES = {
     "bfloat16": "nvsym::bf16",
 }
 OPERATORS = {"sum": "Sum", "prod": "Prod", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor"}
-KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency")
+KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency", "nvsym_push")
 
 _FOLDER = Path(__file__).resolve().parent
 _OPTIONS = ("--std=c++17", "--fmad=false")
