@@ -120,13 +120,15 @@ lint: .make/dev ## ruff, mypy, cython-lint, codespell; all of them, then the ver
 	check ruff check; \
 	check ruff format --check; \
 	check mypy; \
-	check cython-lint nvsym tests; \
+	check cython-lint nvsym tests examples benchmarks; \
 	check codespell; \
 	[ -z "$$failed" ] || { echo "== failed: $${failed#, }"; exit 1; }
 
 bench: .make/package .make/build .make/mpi-$(or $(MPI),any) ## measure the host backend against mpi4py
 	$(call say,benchmarks/host.py)
 	@$(PY) benchmarks/host.py $(if $(MPI),--mpi $(MPI)) $(BENCH_ARGS)
+	$(call say,benchmarks/cimport_put)
+	@$(PY) benchmarks/cimport_put $(if $(MPI),--mpi $(MPI))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # On a machine with GPUs, with that machine's own Python: PYTHON=...

@@ -4,12 +4,52 @@
 # Symmetric addresses are the local PE's, as in OpenSHMEM. `stream` is a raw stream of the backend's runtime; NULL is the
 # default one. `keep` lives until the operation is done with it. Arguments have been checked by the caller: types, sizes, that
 # the PE exists, that the memory is live.
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from .agreement cimport Agreement
 from .device cimport Device
 from .runtime cimport Runtime
+from .status cimport Status
 from .stream cimport Stream
+
+cdef extern from "nvsym/api.h" nogil:
+    int64_t NVSYM_FAR
+
+    ctypedef struct nvsym_direct:
+        uint32_t        n
+        int32_t         my_pe
+        const int64_t * delta
+        const int64_t * signal_delta
+
+    ctypedef struct nvsym_team:
+        int32_t         my_pe
+        int32_t         n_pes
+        const int32_t * pes
+        void *          state
+
+    ctypedef const nvsym_team *nvsym_team_t
+
+# What the C interface calls of a backend, without the GIL and from any thread. `ctx` is the backend's. A function returns 0, or
+# -1 after it has filled the status. Checked by the caller: that there is a job, the PE, operators and comparisons, that
+# symmetric addresses are some (by `symmetric`), that operands do not overlap. A stream of NULL is the job's default one.
+cdef struct Functions:
+    void *       ctx            # NULL: there is no job
+    void *       world          # nvsym_team of TEAM_WORLD
+    nvsym_direct direct
+    bint   (*symmetric)(void *ctx, const void *ptr, size_t nbytes) noexcept nogil
+    void * (*peer_ptr)(void *ctx, const void *ptr, int pe) noexcept nogil
+    int    (*put)(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil
+    int    (*get)(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil
+    int    (*put_signal)(void *ctx, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
+                         void *stream, Status *status) noexcept nogil
+    int    (*signal_op)(void *ctx, uint64_t *sig, uint64_t value, int op, int pe, void *stream, Status *status) noexcept nogil
+    int    (*signal_wait)(void *ctx, uint64_t *sig, int cmp, uint64_t value, void *stream, Status *status) noexcept nogil
+    int    (*quiet)(void *ctx, void *stream, Status *status) noexcept nogil
+    int    (*barrier)(void *ctx, nvsym_team_t team, bint complete, void *stream, Status *status) noexcept nogil
+    int    (*reduce)(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
+                     Status *status) noexcept nogil
+    # This PE's part of a reduction failed before it began, for the reason in the status: tell the others.
+    void   (*fail_reduce)(void *ctx, nvsym_team_t team, void *stream, const Status *status) noexcept nogil
 
 # Kinds of collective calls, as they are announced and named in messages.
 cdef enum Collective:
@@ -42,6 +82,7 @@ cdef class TeamData:
     cdef int           my_pe        # this PE's number in the team
     cdef int           n_pes
     cdef int32_t *     pes          # world numbers of the members
+    cdef nvsym_team    record       # the same for the C interface; `state` is set by the backend
 
     cdef int set_members(self, object pes, int my_pe) except -1
 
@@ -106,6 +147,7 @@ cdef class Backend:
     cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
                            void *stream, object keep) except -1
     cdef object why_no_reduce(self, int dtype, int op, int algorithm)       # None, or why it cannot be done
+    cdef int functions(self, Functions *functions) except -1        # all but `world`; valid until `stop`
     # This PE's part of a collective call failed before it began: tell the others, where they can be told, in the call's place in
     # the order of the stream.
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1

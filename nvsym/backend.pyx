@@ -22,6 +22,7 @@ cdef class TeamData:
         self.my_pe = my_pe
         for i in range(self.n_pes):
             self.pes[i] = pes[i]
+        self.record.my_pe, self.record.n_pes, self.record.pes = self.my_pe, self.n_pes, self.pes
         return 0
 
     def __dealloc__(self):
@@ -138,6 +139,9 @@ cdef class Backend:
         raise NotImplementedError
 
     cdef object why_no_reduce(self, int dtype, int op, int algorithm):
+        raise NotImplementedError
+
+    cdef int functions(self, Functions *functions) except -1:
         raise NotImplementedError
 
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:

@@ -4,7 +4,7 @@
 from .device import number_of_gpus
 from .errors import NotAvailableError, NotInitializedError
 
-from .job cimport Job, close_job, current_job, job_or_none, open_job
+from .job cimport Job, close_job, current_job, job_or_none, open_job, publish
 from .rma cimport job_stream
 from .team cimport attach_predefined, detach_predefined, world_team
 
@@ -43,6 +43,7 @@ cdef class SHMEMContext:
         cdef Job job = open_job(comm, backend, device, bootstrap, heap_size)
         if fresh:
             attach_predefined(job)
+            publish(job, world_team().data)
         self.job = job
 
     def my_pe(self):

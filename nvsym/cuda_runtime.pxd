@@ -32,6 +32,9 @@ cdef class CudaRuntime(Runtime):
 
     cdef int use(self, int device) except -1                # make the device's primary context current in this thread
     cdef int mark(self, void *stream) except -1             # work has been enqueued on the stream
+    # The same without the GIL, where they have little to do; False: call the other one.
+    cdef bint using(self, int device) noexcept nogil
+    cdef bint marked(self, void *stream) noexcept nogil
     cdef bint capturing(self, void *stream) except -1
     cdef bint any_capturing(self) except -1
     cdef int forget_ended_captures(self) except -1

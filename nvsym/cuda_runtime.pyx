@@ -19,6 +19,13 @@ from .libcuda cimport (
 from .runtime cimport Runtime
 from .staging cimport staged_copy
 
+cdef extern from *:
+    """
+    /* Work is counted with and without the GIL. A sequentially consistent count also orders what `marked` reads. */
+    static inline void nvsym_count_up(uint64_t *p) { __atomic_fetch_add(p, 1, __ATOMIC_SEQ_CST); }
+    """
+    void count_up "nvsym_count_up"(uint64_t *p) noexcept nogil
+
 cdef enum:
     STAGED_BELOW = 65536    # bytes of pageable memory that the driver stages itself, without waiting, on the way to the GPU
     STAGED_NOW   = 1 << 20  # bytes from which staging is faster than the driver where the caller waits anyway
@@ -56,12 +63,16 @@ cdef class CudaRuntime(Runtime):
             CHECK_CUDA(cuda.cuCtxSetCurrent(self.contexts[device]), b"cuCtxSetCurrent")
         return 0
 
+    cdef bint using(self, int device) noexcept nogil:
+        cdef CUcontext current = NULL
+        return cuda.cuCtxGetCurrent(&current) == CUDA_SUCCESS and current != NULL and current == self.contexts[device]
+
     # ---- what work is where -----------------------------------------------------------------------------------------
 
     cdef int mark(self, void *stream) except -1:
         cdef int i
         cdef Used *used
-        self.seq += 1
+        count_up(&self.seq)
         if stream == self.last and stream != NULL:
             return 0
         for i in range(self.n_used):
@@ -70,7 +81,8 @@ cdef class CudaRuntime(Runtime):
                 break
         else:
             if self.n_used == MAX_STREAMS:
-                # More streams than there is room for: let them all finish, and begin anew.
+                # More streams than there is room for: let them all finish, and begin anew. `marked` may run meanwhile.
+                self.last = NULL
                 CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
                 self.forget_all()
             used = &self.used[self.n_used]
@@ -85,6 +97,12 @@ cdef class CudaRuntime(Runtime):
             CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
             used.recorded = True
         return 0
+
+    cdef bint marked(self, void *stream) noexcept nogil:
+        if stream != self.last or stream == NULL:
+            return False
+        count_up(&self.seq)
+        return stream == self.last      # else the list of streams was begun anew meanwhile, perhaps without this one
 
     def forget_all(self):
         cdef int i
@@ -151,6 +169,7 @@ cdef class CudaRuntime(Runtime):
         """Record an event behind the work on each own stream; 0 if one is being captured and cannot be asked."""
         cdef int i
         cdef Used *used
+        cdef uint64_t seq = self.seq    # before the events: what another thread counts meanwhile is not behind them
         self.forget_ended_captures()
         for i in range(self.n_used):
             used = &self.used[i]
@@ -166,7 +185,7 @@ cdef class CudaRuntime(Runtime):
                 if used.event == NULL:
                     used.event = self.spare_event()
                 CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
-        self.snapshot_seq = self.seq
+        self.snapshot_seq = seq
         self.last = NULL
         return 1
 

@@ -90,8 +90,12 @@ static void *hq_main(void *arg)
         q->head = node->next;
         if (!q->head)
             q->tail = NULL;
-        node->next = q->done;
-        q->done = node;
+        if (node->keep) {
+            node->next = q->done;
+            q->done = node;
+        } else {
+            free(node); /* nothing to release: who enqueues without the GIL never comes to empty the list */
+        }
         pthread_cond_broadcast(&q->idle);
     }
     q->ended = 1; /* hq_reap frees the queue */

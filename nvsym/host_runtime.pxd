@@ -10,3 +10,7 @@ cdef class HostRuntime(Runtime):
     cdef int push(self, void *stream, host_op op, const void *payload, size_t nbytes, object keep) except -1
 
 cdef HostRuntime get_host_runtime()
+
+# The same without the GIL, where nothing has to be kept alive. Returns 0, or -1 with the reason in `status`. `run_now`: the
+# stream is the default one, and nothing was enqueued.
+cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, bint *run_now, Status *status) noexcept nogil

@@ -14,7 +14,7 @@ from libc.string cimport memmove
 from .errors import ForkError
 
 from .runtime cimport Runtime
-from .status cimport Status, raise_status
+from .status cimport STATUS_ARGUMENT, STATUS_MEMORY, Status, raise_status, status_text
 
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **ptr, size_t alignment, size_t nbytes)
@@ -91,6 +91,20 @@ cdef int check_stream(void *stream) except -1:
 cdef int check_event(void *event) except -1:
     if hq_event_lost(<hq_event *> event):
         raise ForkError("the event was made before this process was forked, and belongs to the parent; make another")
+    return 0
+
+
+cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, bint *run_now, Status *status) noexcept nogil:
+    run_now[0] = <size_t> stream <= PER_THREAD_DEFAULT
+    if run_now[0]:
+        return 0
+    # A queue that the parent of a forked process made is not registered here.
+    if not hq_is_registered(stream):
+        status_text(status, STATUS_ARGUMENT, b"stream: the handle is not that of a stream in host memory, where the buffers live")
+        return -1
+    if nbytes > HQ_PAYLOAD or hq_push(<hq *> stream, <hq_fn> op, payload, nbytes, NULL, 0):
+        status_text(status, STATUS_MEMORY, b"no memory to enqueue an operation")
+        return -1
     return 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from .agreement cimport Agreement
-from .backend cimport ALGO_COUNT, Backend, TeamData
+from .backend cimport ALGO_COUNT, Backend, Functions, TeamData
 from .heap cimport Heap
 from .types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
 
@@ -29,3 +29,7 @@ cdef Job current_job()
 cdef Job open_job(object comm, object backend, object device, object bootstrap, object heap_size)
 cdef Job job_or_none()
 cdef int close_job() except -1
+
+# What the C interface calls; all zero while there is no job in this process.
+cdef Functions *job_functions() noexcept nogil
+cdef int publish(Job job, TeamData world) except -1

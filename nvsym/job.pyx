@@ -6,6 +6,8 @@ at interpreter exit before MPI is finalized; a PE that ends in an unhandled exce
 not wait for it.
 """
 
+from libc.string cimport memset
+
 import atexit
 import os
 import socket
@@ -20,7 +22,7 @@ from .backend import ALGORITHMS
 from .errors import ForkError, NotAvailableError, NotInitializedError, NVSymError, SettingError
 
 from .agreement cimport Agreement
-from .backend cimport EXIT_DRAINED, EXIT_DRAINING, EXIT_NONE, Backend, TeamData
+from .backend cimport EXIT_DRAINED, EXIT_DRAINING, EXIT_NONE, Backend, Functions, TeamData
 from .heap cimport CALL_FINALIZE, Heap, meet
 
 BACKENDS = ("auto", "nvshmem", "host")
@@ -33,6 +35,9 @@ cdef Job _job = None
 cdef str _ended = "nvsym.init() has not been called"
 cdef bint _forked = False
 cdef bint _hooked = False
+cdef Functions _functions
+memset(&_functions, 0, sizeof(_functions))
+_functions.direct.my_pe = -1
 
 
 cdef class Job:
@@ -60,6 +65,7 @@ cdef class Job:
         except BaseException:
             self.backend.set_exiting(EXIT_NONE)
             raise
+        withdraw()
         self.heap.close("nvsym.finalize() has been called", NotInitializedError)
         while self.teams:
             # Every member has made its teams in the same order, so this order suits all.
@@ -70,6 +76,22 @@ cdef class Job:
         self.backend.stop(self.agreement)
         self.agreement.comm.Free()
         return 0
+
+
+cdef Functions *job_functions() noexcept nogil:
+    return &_functions
+
+
+cdef int publish(Job job, TeamData world) except -1:
+    """Give the C interface the functions of a job that has begun."""
+    job.backend.functions(&_functions)
+    _functions.world = &world.record
+    return 0
+
+
+cdef void withdraw() noexcept:
+    memset(&_functions, 0, sizeof(_functions))
+    _functions.direct.my_pe = -1
 
 
 cdef Job job_or_none():
@@ -287,6 +309,7 @@ def _after_fork():
     global _forked
     if _job is not None:
         _forked = True
+        withdraw()
         _job.heap.close("this process was forked after nvsym.init()", ForkError)
 
 

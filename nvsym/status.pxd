@@ -2,16 +2,19 @@
 # What a function that runs without the GIL says of its failure: filled in C, raised once the GIL is held.
 from libc.stdint cimport int32_t
 
-cdef enum StatusCode:
-    STATUS_OK = 0
-    STATUS_BACKEND        # BackendError
-    STATUS_COLLECTIVE     # CollectiveError
-    STATUS_TIMEOUT        # PeerTimeoutError
-    STATUS_EXITED         # PeerExitedError
-    STATUS_UNREACHABLE    # PeerUnreachableError
-    STATUS_MEMORY         # MemoryError
-    STATUS_CLOSED         # NotInitializedError
-    STATUS_INTERRUPTED    # KeyboardInterrupt
+# The codes are those that the C interface returns.
+cdef extern from "nvsym/api.h" nogil:
+    enum:
+        STATUS_OK          "NVSYM_OK"
+        STATUS_BACKEND     "NVSYM_ERROR_BACKEND"      # BackendError
+        STATUS_COLLECTIVE  "NVSYM_ERROR_COLLECTIVE"   # CollectiveError
+        STATUS_TIMEOUT     "NVSYM_ERROR_TIMEOUT"      # PeerTimeoutError
+        STATUS_EXITED      "NVSYM_ERROR_EXITED"       # PeerExitedError
+        STATUS_UNREACHABLE "NVSYM_ERROR_UNREACHABLE"  # PeerUnreachableError
+        STATUS_MEMORY      "NVSYM_ERROR_MEMORY"       # MemoryError
+        STATUS_CLOSED      "NVSYM_ERROR_CLOSED"       # NotInitializedError
+        STATUS_INTERRUPTED "NVSYM_ERROR_INTERRUPTED"  # KeyboardInterrupt
+        STATUS_ARGUMENT    "NVSYM_ERROR_ARGUMENT"     # ValueError
 
 cdef enum:
     STATUS_PES = 16

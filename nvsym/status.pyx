@@ -14,6 +14,7 @@ cdef dict _CLASSES = {
     STATUS_MEMORY: MemoryError,
     STATUS_CLOSED: errors.NotInitializedError,
     STATUS_INTERRUPTED: KeyboardInterrupt,
+    STATUS_ARGUMENT: ValueError,
 }
 
 
@@ -46,6 +47,8 @@ cdef void status_of(Status *status, object error) noexcept:
     for known, cls in _CLASSES.items():
         if isinstance(error, cls) and known != STATUS_BACKEND:
             code = known
+    if isinstance(error, TypeError):
+        code = STATUS_ARGUMENT
     text = str(error) if isinstance(error, errors.NVSymError) else f"{type(error).__name__}: {error}"
     status_text(status, code, text.encode()[:STATUS_TEXT - 1])
     for pe in getattr(error, "pes", ()):

@@ -8,7 +8,7 @@ number, so that the others can wait for it and see whether their call goes with 
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset, strncpy
+from libc.string cimport memcpy, memset, strlen, strncpy
 
 import os
 import socket
@@ -22,9 +22,10 @@ from .host_segment import Segment
 from ..agreement cimport Agreement
 from ..backend cimport (
     ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, COLL_ALLTOALL, COLL_BARRIER,
-    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, Backend, TeamData)
+    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, NVSYM_FAR, Backend,
+    Functions, TeamData, nvsym_team_t)
 from ..device cimport host_device
-from ..host_runtime cimport HostRuntime, get_host_runtime, host_op
+from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
 from ..status cimport (
     STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status, status_of,
     status_pe, status_text)
@@ -119,8 +120,12 @@ cdef struct HostState:
     int       n_local
     int32_t * local_of      # position in the segment of each PE, -1: on another node
     int32_t * pe_of         # and back
-    int64_t * delta         # from this PE's region to that of each PE of the node
+    int64_t * delta         # from this PE's region to that of each PE of the node, NVSYM_FAR: it is on another one
+    int64_t * signal_delta  # the same for signals, which MPI updates for all PEs of a job of several nodes
     int       spin
+    char *    heap          # this PE's
+    size_t    heap_bytes
+    int       algorithm     # of an allreduce that names none
     size_t    one_shot      # bytes up to which an allreduce takes one meeting of the PEs and copies more
     int64_t   limit         # nanoseconds that a wait may last; 0: no limit
     bint      several_nodes
@@ -188,6 +193,7 @@ cdef class HostBackend(Backend):
         free(self.state.local_of)
         free(self.state.pe_of)
         free(self.state.delta)
+        free(self.state.signal_delta)
 
     # ---- the job ----------------------------------------------------------------------------------------------------
 
@@ -237,10 +243,12 @@ cdef class HostBackend(Backend):
         s.local_of = <int32_t *> calloc(self.n_pes, sizeof(int32_t))
         s.pe_of = <int32_t *> calloc(s.n_local, sizeof(int32_t))
         s.delta = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
-        if s.local_of == NULL or s.pe_of == NULL or s.delta == NULL:
+        s.signal_delta = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
+        if s.local_of == NULL or s.pe_of == NULL or s.delta == NULL or s.signal_delta == NULL:
             raise MemoryError("no memory for the table of PEs")
         for pe in range(self.n_pes):
             s.local_of[pe] = -1
+            s.delta[pe] = s.signal_delta[pe] = NVSYM_FAR
         for i, pe in enumerate(local):
             s.local_of[pe] = i
             s.pe_of[i] = pe
@@ -251,6 +259,7 @@ cdef class HostBackend(Backend):
             s.spin = SPIN if shared_cores >= s.n_local else SPIN_SHORT
         s.one_shot = ONE_SHOT if shared_cores >= s.n_local else ONE_SHOT_SHARED
         s.limit = <int64_t> (settings["NVSYM_TIMEOUT"] * 1e9)
+        s.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE"])
         self._capabilities = [
             ("peer_memory", s.n_local > 1, f"{s.n_local} PEs share a segment on this node" if s.n_local > 1
              else "no other PE is on this node"),
@@ -293,6 +302,8 @@ cdef class HostBackend(Backend):
         s.region = s.base + me * s.stride
         for i in range(s.n_local):
             s.delta[s.pe_of[i]] = <int64_t> (i - me) * <int64_t> s.stride
+            if not s.several_nodes:
+                s.signal_delta[s.pe_of[i]] = s.delta[s.pe_of[i]]
         (<nvsym_pe_ctl *> s.region).pid = os.getpid()
         nvsym_store32(&(<nvsym_pe_ctl *> s.region).state, NVSYM_PE_RUNNING)
         agreement.vote("entering the shared segment of a node")
@@ -493,6 +504,7 @@ cdef class HostBackend(Backend):
         team.set_members(pes, my_pe)
         team.agreement = agreement
         t.host, t.team, t.me, t.n, t.pes = &self.state, <void *> team, my_pe, n, team.pes
+        team.record.state = t
         free_here = agreement.gather(sorted(self.free_slots), "choosing a team's control block")
         common = sorted(set(free_here[0]).intersection(*free_here[1:]))
         if not common:
@@ -586,6 +598,17 @@ cdef class HostBackend(Backend):
         op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
         op.src, op.nbytes = <const char *> text, len(text)
         return self.submit(run_fail, &op, stream, None if stream == NULL else (team, text))
+
+    cdef int functions(self, Functions *f) except -1:
+        f.ctx = &self.state
+        f.direct.n, f.direct.my_pe = self.n_pes, self.my_pe
+        f.direct.delta, f.direct.signal_delta = self.state.delta, self.state.signal_delta
+        self.state.heap = self.state.region + self.control_bytes
+        self.state.heap_bytes = self.heap_bytes
+        f.symmetric, f.peer_ptr = c_symmetric, c_peer_ptr
+        f.put, f.get, f.put_signal, f.signal_op, f.signal_wait = c_put, c_get, c_put_signal, c_signal_op, c_signal_wait
+        f.quiet, f.barrier, f.reduce, f.fail_reduce = c_quiet, c_barrier, c_reduce, c_fail_reduce
+        return 0
 
     # ---- what the nogil functions ask for with the GIL --------------------------------------------------------------
 
@@ -1157,3 +1180,121 @@ cdef int two_shot(HostOp *op, nvsym_call *call, Status *status) noexcept nogil:
             t.dst[i] = dest_of(t, j, parity) + start * item
         nvsym_host_reduce(op.dtype, op.op)(t.dst, t.n, t.src, t.n, end - start)
     return depart(t, op.kind, status)
+
+
+# ---- the C interface: Functions of backend.pxd ----------------------------------------------------------------------
+
+
+cdef int start(host_op run, HostOp *op, void *stream, Status *status) noexcept nogil:
+    return start_sized(run, op, sizeof(HostOp), stream, status)
+
+
+cdef int start_sized(host_op run, HostOp *op, size_t nbytes, void *stream, Status *status) noexcept nogil:
+    cdef bint run_now = False
+    op.blocks = False
+    if enqueue(stream, run, op, nbytes, &run_now, status):
+        return -1
+    op.blocks = True
+    return run(op, status) if run_now else 0
+
+
+cdef bint c_symmetric(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
+    cdef HostState *h = <HostState *> ctx
+    cdef size_t offset = <size_t> ptr - <size_t> h.heap     # of an address below the heap: a large one
+    return offset <= h.heap_bytes and nbytes <= h.heap_bytes - offset
+
+
+cdef void *c_peer_ptr(void *ctx, const void *ptr, int pe) noexcept nogil:
+    cdef HostState *h = <HostState *> ctx
+    return NULL if h.delta[pe] == NVSYM_FAR else <char *> ptr + h.delta[pe]
+
+
+cdef int c_put(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil:
+    cdef HostOp op
+    op.host, op.dest, op.src, op.nbytes, op.pe = <HostState *> ctx, <char *> dest, <const char *> src, nbytes, pe
+    return start(run_put, &op, stream, status)
+
+
+cdef int c_get(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil:
+    cdef HostOp op
+    op.host, op.dest, op.src, op.nbytes, op.pe = <HostState *> ctx, <char *> dest, <const char *> src, nbytes, pe
+    return start(run_get, &op, stream, status)
+
+
+cdef int c_put_signal(void *ctx, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
+                      void *stream, Status *status) noexcept nogil:
+    cdef HostOp o
+    o.host, o.dest, o.src, o.nbytes, o.pe = <HostState *> ctx, <char *> dest, <const char *> src, nbytes, pe
+    o.sig, o.value, o.op = sig, value, op
+    return start(run_put_signal, &o, stream, status)
+
+
+cdef int c_signal_op(void *ctx, uint64_t *sig, uint64_t value, int op, int pe, void *stream, Status *status) noexcept nogil:
+    cdef HostOp o
+    o.host, o.pe, o.sig, o.value, o.op = <HostState *> ctx, pe, sig, value, op
+    return start(run_signal, &o, stream, status)
+
+
+cdef int c_signal_wait(void *ctx, uint64_t *sig, int cmp, uint64_t value, void *stream, Status *status) noexcept nogil:
+    cdef HostOp o
+    o.host, o.sig, o.op, o.value = <HostState *> ctx, sig, cmp, value
+    return start(run_signal_wait, &o, stream, status)
+
+
+cdef int c_quiet(void *ctx, void *stream, Status *status) noexcept nogil:
+    cdef HostOp op
+    op.host = <HostState *> ctx
+    return start(run_quiet, &op, stream, status)
+
+
+cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, Status *status) noexcept nogil:
+    cdef HostOp op
+    op.host, op.team = <HostState *> ctx, <TeamState *> team.state
+    op.kind, op.pe, op.op, op.dtype, op.count = COLL_BARRIER if complete else COLL_SYNC, 0, 0, NO_TYPE, 0
+    op.nbytes, op.complete, op.dest, op.src, op.algorithm = 0, complete, NULL, NULL, ALGO_AUTO
+    return start(run_collective, &op, stream, status)
+
+
+cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
+                  Status *status) noexcept nogil:
+    cdef HostOp o
+    o.host, o.team = <HostState *> ctx, <TeamState *> team.state
+    o.kind, o.pe, o.op, o.dtype, o.count, o.algorithm = COLL_REDUCE, 0, op, dtype, count, o.host.algorithm
+    o.nbytes, o.dest, o.src, o.complete = count * SIZES[dtype], <char *> dest, <const char *> src, False
+    if nvsym_host_reduce(dtype, op) == NULL or o.algorithm == ALGO_MULTIMEM or o.algorithm == ALGO_NVSHMEM:
+        if no_reducer(&o, status):
+            c_fail_reduce(ctx, team, stream, status)
+            return -1
+    return start(run_collective, &o, stream, status)
+
+
+cdef int no_reducer(HostOp *op, Status *status) noexcept with gil:
+    try:
+        reason = (<HostBackend> op.host.backend).why_no_reduce(op.dtype, op.op, op.algorithm)
+        if reason is None:
+            return 0
+        raise ValueError(reason)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+# The words travel with the operation: nobody keeps them until a stream gets there.
+cdef struct FailOp:
+    HostOp op
+    char   reason[144]
+
+
+cdef void c_fail_reduce(void *ctx, nvsym_team_t team, void *stream, const Status *status) noexcept nogil:
+    cdef FailOp fail
+    cdef Status unused
+    fail.op.host, fail.op.team, fail.op.kind = <HostState *> ctx, <TeamState *> team.state, COLL_REDUCE
+    fail.op.algorithm = fail.op.host.algorithm
+    snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
+    start_sized(run_fail_words, &fail.op, sizeof(FailOp), stream, &unused)
+
+
+cdef int run_fail_words(void *payload, Status *status) noexcept nogil:
+    cdef FailOp *fail = <FailOp *> payload
+    fail.op.src, fail.op.nbytes = fail.reason, strlen(fail.reason)
+    return run_fail(&fail.op, status)

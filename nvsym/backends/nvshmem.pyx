@@ -7,6 +7,7 @@ Nothing is called through NVSHMEM's inline initialisation, only ``nvshmemx_hostl
 """
 
 from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 import os
@@ -27,7 +28,7 @@ from .._nvshmem cimport (
     uniqueid_initializer)
 from ..agreement cimport Agreement
 from ..backend cimport (
-    ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, Backend, TeamData)
+    ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, NVSYM_FAR, Backend, Functions, TeamData, nvsym_team_t)
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
@@ -39,6 +40,7 @@ from ..libnvshmem cimport (
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_MPI_COMM,
     NVSHMEMX_INIT_WITH_UNIQUEID,
     nvshmem_team_config_t, nvshmem_team_t, nvshmemx_init_attr_t, nvshmemx_team_uniqueid_t, nvshmemx_uniqueid_t)
+from ..status cimport Status, status_of
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_DTYPE_COUNT
 
@@ -96,16 +98,22 @@ cdef class NvshmemBackend(Backend):
     cdef str         no_multicast
     cdef list        _capabilities
     cdef int         sharing            # PEs on this GPU
+    cdef int         algorithm          # of an allreduce that names none
+    cdef int64_t *   far                # NVSYM_FAR for each PE
     cdef nvshmemx_uniqueid_t uid        # NVSHMEM keeps a pointer to it
     cdef CUmodule    amo_module
     cdef CUfunction  amo[2][AMO_COUNT][2]   # by int or float, operation, 4 or 8 bytes
     cdef void *      amo_result         # pinned
+
+    def __dealloc__(self):
+        free(self.far)
 
     # ---- the job ----------------------------------------------------------------------------------------------------
 
     cdef int start(self, Agreement agreement, object settings, size_t heap_size, object device) except -1:
         self.name = "nvshmem"
         self.my_pe, self.n_pes = agreement.rank, agreement.size
+        self.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE"])
         self.arenas = []
         self._check_bootstrap(agreement)
         self._open(agreement)
@@ -589,6 +597,7 @@ cdef class NvshmemBackend(Backend):
         cdef nvshmemx_team_uniqueid_t identifier = 0
         cdef int status, n = len(pes), index = my_pe
         team.set_members(pes, my_pe)
+        team.record.state = <void *> team
         if n == self.n_pes and list(pes) == list(range(n)):
             team.handle = NVSHMEM_TEAM_WORLD
             self._attach_kernels(agreement, team)
@@ -750,6 +759,21 @@ cdef class NvshmemBackend(Backend):
             return f"NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}"
         return None
 
+    cdef int functions(self, Functions *f) except -1:
+        cdef int pe
+        # No processor instruction of the host reaches the memory of a GPU.
+        self.far = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
+        if self.far == NULL:
+            raise MemoryError("no memory for the table of PEs")
+        for pe in range(self.n_pes):
+            self.far[pe] = NVSYM_FAR
+        f.ctx = <void *> self
+        f.direct.n, f.direct.my_pe, f.direct.delta, f.direct.signal_delta = self.n_pes, self.my_pe, self.far, self.far
+        f.symmetric, f.peer_ptr = c_symmetric, c_peer_ptr
+        f.put, f.get, f.put_signal, f.signal_op, f.signal_wait = c_put, c_get, c_put_signal, c_signal_op, c_signal_wait
+        f.quiet, f.barrier, f.reduce, f.fail_reduce = c_quiet, c_barrier, c_reduce, c_fail_reduce
+        return 0
+
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         return 0    # the others have enqueued their part already
 
@@ -778,3 +802,141 @@ def _remote_device(row, int pe):
 cdef size_t SIZES[NVSYM_DTYPE_COUNT]
 for _element in DTYPES:
     SIZES[<int> _element.id] = _element.itemsize
+
+
+# ---- the C interface: Functions of backend.pxd ----------------------------------------------------------------------
+#
+# What has to be done with Python's objects, on a stream or in a thread that is new to nvsym or where NVSHMEM needs to be kept from
+# a call, is done by the backend's methods, with the GIL. Otherwise a call needs none.
+
+
+cdef inline NvshmemBackend backend_of(void *ctx):
+    return <NvshmemBackend> ctx
+
+
+cdef inline bint ready(void *ctx, void **stream) noexcept nogil:
+    """Whether NVSHMEM can be called straight away, in this thread."""
+    if stream[0] == NULL:
+        stream[0] = (<NvshmemBackend> ctx).main
+    return (<NvshmemBackend> ctx).gpu.using((<NvshmemBackend> ctx).ordinal)
+
+
+cdef inline int done(void *ctx, void *stream, Status *status) noexcept nogil:
+    """Note that work was enqueued."""
+    if (<NvshmemBackend> ctx).gpu.marked(stream):
+        return 0
+    return mark(ctx, stream, status)
+
+
+cdef int mark(void *ctx, void *stream, Status *status) noexcept with gil:
+    try:
+        return backend_of(ctx).gpu.mark(stream)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+cdef int use(void *ctx, Status *status) noexcept with gil:
+    try:
+        return backend_of(ctx).gpu.use(backend_of(ctx).ordinal)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+cdef bint c_symmetric(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
+    return nvshmem.nvshmem_ptr(ptr, (<NvshmemBackend> ctx).my_pe) != NULL
+
+
+cdef void *c_peer_ptr(void *ctx, const void *ptr, int pe) noexcept nogil:
+    return nvshmem.nvshmem_ptr(ptr, pe)
+
+
+cdef int c_put(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil:
+    if not ready(ctx, &stream) and use(ctx, status):
+        return -1
+    nvshmem.nvshmemx_putmem_on_stream(dest, src, nbytes, pe, stream)
+    return done(ctx, stream, status)
+
+
+cdef int c_get(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil:
+    if not ready(ctx, &stream) and use(ctx, status):
+        return -1
+    nvshmem.nvshmemx_getmem_on_stream(dest, src, nbytes, pe, stream)
+    return done(ctx, stream, status)
+
+
+cdef int c_put_signal(void *ctx, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
+                      void *stream, Status *status) noexcept nogil:
+    if not ready(ctx, &stream) and use(ctx, status):
+        return -1
+    nvshmem.nvshmemx_putmem_signal_on_stream(dest, src, nbytes, sig, value, op, pe, stream)
+    return done(ctx, stream, status)
+
+
+cdef int c_signal_op(void *ctx, uint64_t *sig, uint64_t value, int op, int pe, void *stream, Status *status) noexcept nogil:
+    if not ready(ctx, &stream) and use(ctx, status):
+        return -1
+    nvshmem.nvshmemx_signal_op_on_stream(sig, value, op, pe, stream)
+    return done(ctx, stream, status)
+
+
+cdef int c_signal_wait(void *ctx, uint64_t *sig, int cmp, uint64_t value, void *stream, Status *status) noexcept nogil:
+    if not ready(ctx, &stream) and use(ctx, status):
+        return -1
+    if (<NvshmemBackend> ctx).limited:
+        return refuse(ctx, b"signal_wait_until", status)
+    nvshmem.nvshmemx_signal_wait_until_on_stream(sig, cmp, value, stream)
+    return done(ctx, stream, status)
+
+
+cdef int refuse(void *ctx, const char *what, Status *status) noexcept with gil:
+    try:
+        backend_of(ctx).not_limited((<bytes> what).decode())
+        return 0
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+cdef int c_quiet(void *ctx, void *stream, Status *status) noexcept nogil:
+    if not ready(ctx, &stream) and use(ctx, status):
+        return -1
+    nvshmem.nvshmemx_quiet_on_stream(stream)
+    return done(ctx, stream, status)
+
+
+cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, Status *status) noexcept nogil:
+    ready(ctx, &stream)
+    return barrier(ctx, team.state, complete, stream, status)
+
+
+cdef int barrier(void *ctx, void *team, bint complete, void *stream, Status *status) noexcept with gil:
+    try:
+        return backend_of(ctx).barrier(<NvshmemTeam> team, complete, stream)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
+                  Status *status) noexcept nogil:
+    ready(ctx, &stream)
+    return reduce(ctx, team.state, dtype, op, dest, src, count, stream, status)
+
+
+cdef int reduce(void *ctx, void *team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
+                Status *status) noexcept with gil:
+    cdef NvshmemBackend backend = backend_of(ctx)
+    try:
+        reason = backend.why_no_reduce(dtype, op, backend.algorithm)
+        if reason is not None:
+            raise ValueError(reason)
+        return backend.reduce(<NvshmemTeam> team, dtype, op, dest, src, count, backend.algorithm, stream, None)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+cdef void c_fail_reduce(void *ctx, nvsym_team_t team, void *stream, const Status *status) noexcept nogil:
+    pass    # the others have enqueued their part already
