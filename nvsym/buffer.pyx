@@ -13,8 +13,8 @@ from .errors import FreedBufferError, MulticastUnsupportedError, PeerUnreachable
 from .heap cimport Allocation
 from .job cimport Job, current_job
 from .memory cimport (
-    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, export_array, fill_view, hand_over,
-    host_array, make_buffer)
+    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, dlpack_source, export_array, fill_view,
+    hand_over, host_array, make_buffer)
 from .stream cimport stream_ptr
 from .team cimport Team, as_team
 
@@ -138,6 +138,51 @@ cdef class SHMEMBuffer:
         except Exception as e:
             error = e
         buffer.job.agreement.vote("filling a new buffer", error)
+        return buffer
+
+    @classmethod
+    def from_dlpack(cls, tensor):
+        """A buffer with a copy of this PE's `tensor`; collective. All tensors have the same number of elements.
+
+        Parameters
+        ----------
+        tensor : object with ``__dlpack__``
+            Of PyTorch, CuPy, JAX, NumPy and so on: C-contiguous, in host memory or on this PE's GPU. What its library has
+            enqueued on it is waited for. ``SHMEMBuffer.from_dlpack(tensor)`` takes the element type from the tensor; that
+            of ``SHMEMBuffer[dtype].from_dlpack(tensor)`` must be the same.
+
+        Raises
+        ------
+        TypeError, ValueError, BufferError
+            On every PE, if a tensor is not of this form.
+        """
+        cdef HostArray source = HostArray()
+        cdef SHMEMBuffer buffer
+        cdef Job job = current_job()
+        cdef void *stream = job.backend.stream.ptr
+        kind = cls
+        error = None
+        n = 0
+        try:
+            job.backend.check_host_call()
+            element = dlpack_source(source, "tensor", tensor, job.backend.device, job.backend.stream)
+            wanted = getattr(cls, "_element", None)
+            if wanted is not None and wanted is not element:
+                raise TypeError(f"tensor: dtype {element.name} differs from {wanted.name}, and nothing is converted")
+            kind = SHMEMBuffer[element.numpy]
+            n = source.nbytes // <size_t> element.itemsize
+        except Exception as e:
+            error = e
+            if getattr(kind, "_element", None) is None:
+                kind = SHMEMBuffer[np.uint8]    # only to tell the others of the error
+        buffer = _new(kind)
+        allocate(buffer, n, error)
+        try:
+            job.backend.runtime.copy(job.backend.device.ordinal, buffer.ptr, source.ptr, source.nbytes, stream, source.keep)
+            job.backend.runtime.stream_drain(stream)
+        except Exception as e:
+            error = e
+        job.agreement.vote("filling a new buffer", error)
         return buffer
 
     @classmethod

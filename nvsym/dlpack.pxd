@@ -28,5 +28,6 @@ cdef struct DLTensor:
 cdef object export_tensor(object owner, void *data, object dtype, tuple shape, int device_type, int device_id,
                           object max_version, bint readonly, bint copied)
 
-# A tensor of another library: fills `tensor` and returns the object that keeps it alive.
-cdef object import_tensor(object producer, DLTensor *tensor, bint *readonly)
+# A tensor of another library: fills `tensor` and returns the object that keeps it alive. `stream`: DLPack's name of the stream
+# that is to wait for the producer's work.
+cdef object import_tensor(object producer, DLTensor *tensor, bint *readonly, object stream=*)

@@ -11,6 +11,9 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+cdef extern from "Python.h":
+    int Py_IsInitialized() nogil
+
 cdef enum:
     MAJOR         = 1
     MINOR         = 0
@@ -21,7 +24,7 @@ cdef enum:
 cdef struct DLManagedTensor:
     DLTensor dl_tensor
     void *   manager_ctx
-    void     (*deleter)(DLManagedTensor *self) noexcept
+    void     (*deleter)(DLManagedTensor *self) noexcept nogil
 
 cdef struct DLPackVersion:
     uint32_t major
@@ -30,19 +33,26 @@ cdef struct DLPackVersion:
 cdef struct DLManagedTensorVersioned:
     DLPackVersion version
     void *        manager_ctx
-    void          (*deleter)(DLManagedTensorVersioned *self) noexcept
+    void          (*deleter)(DLManagedTensorVersioned *self) noexcept nogil
     uint64_t      flags
     DLTensor      dl_tensor
 
 
-cdef void delete_plain(DLManagedTensor *tensor) noexcept with gil:
-    Py_DECREF(<object> tensor.manager_ctx)
+cdef void release(void *owner) noexcept with gil:
+    Py_DECREF(<object> owner)
+
+
+# A consumer may hold a tensor until after the interpreter's end, where there is nothing left to release.
+cdef void delete_plain(DLManagedTensor *tensor) noexcept nogil:
+    if Py_IsInitialized():
+        release(tensor.manager_ctx)
     free(tensor.dl_tensor.shape)
     free(tensor)
 
 
-cdef void delete_versioned(DLManagedTensorVersioned *tensor) noexcept with gil:
-    Py_DECREF(<object> tensor.manager_ctx)
+cdef void delete_versioned(DLManagedTensorVersioned *tensor) noexcept nogil:
+    if Py_IsInitialized():
+        release(tensor.manager_ctx)
     free(tensor.dl_tensor.shape)
     free(tensor)
 
@@ -130,12 +140,13 @@ cdef class _Imported:
             self.versioned.deleter(self.versioned)
 
 
-cdef object import_tensor(object producer, DLTensor *tensor, bint *readonly):
+cdef object import_tensor(object producer, DLTensor *tensor, bint *readonly, object stream=None):
     cdef _Imported held = _Imported()
+    cdef dict options = {} if stream is None else {"stream": stream}
     try:
-        capsule = producer.__dlpack__(max_version=(MAJOR, MINOR))
+        capsule = producer.__dlpack__(max_version=(MAJOR, MINOR), **options)
     except TypeError:
-        capsule = producer.__dlpack__()     # a producer from before version 1
+        capsule = producer.__dlpack__(**options)    # a producer from before version 1
     if PyCapsule_IsValid(capsule, "dltensor_versioned"):
         held.versioned = <DLManagedTensorVersioned *> PyCapsule_GetPointer(capsule, "dltensor_versioned")
         PyCapsule_SetName(capsule, "used_dltensor_versioned")

@@ -15,7 +15,7 @@ from .dtypes import as_dtype, dlpack_dtype
 from .errors import FreedBufferError, MulticastUnsupportedError
 
 from .device cimport Device
-from .dlpack cimport DLPACK_CPU, DLPACK_CUDA_HOST, DLTensor, export_tensor, import_tensor
+from .dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLPACK_CUDA_HOST, DLTensor, export_tensor, import_tensor
 from .stream cimport Stream, default_device, stream_ptr
 
 cdef object ndarray = np.ndarray
@@ -465,15 +465,10 @@ cdef class _Tensor:
         PyBuffer_FillInfo(view, self, self.ptr, self.nbytes, self.readonly, flags)
 
 
-cdef object _array_from_dlpack(object producer):
-    """A NumPy array over a tensor in host memory, of any element type that nvsym has."""
-    cdef DLTensor tensor
-    cdef bint readonly = False
-    cdef _Tensor bytes_of = _Tensor()
+cdef tuple tensor_shape(DLTensor *tensor, object element):
+    """The shape of a tensor, which has to be C-contiguous."""
     cdef int64_t stride = 1
     cdef int i
-    keep = import_tensor(producer, &tensor, &readonly)
-    element = dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     shape = tuple([tensor.shape[i] for i in range(tensor.ndim)])
     if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize >= 1 << 62:
         raise ValueError(f"no tensor has the shape {shape}")
@@ -482,6 +477,17 @@ cdef object _array_from_dlpack(object producer):
             if tensor.shape[i] != 1 and tensor.strides[i] != stride and 0 not in shape:
                 raise ValueError(f"the tensor of shape {shape} is not C-contiguous")
             stride *= tensor.shape[i]
+    return shape
+
+
+cdef object _array_from_dlpack(object producer):
+    """A NumPy array over a tensor in host memory, of any element type that nvsym has."""
+    cdef DLTensor tensor
+    cdef bint readonly = False
+    cdef _Tensor bytes_of = _Tensor()
+    keep = import_tensor(producer, &tensor, &readonly)
+    element = dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    shape = tensor_shape(&tensor, element)
     bytes_of.ptr = <char *> tensor.data + tensor.byte_offset
     bytes_of.nbytes = math.prod(shape) * element.itemsize
     bytes_of.readonly = readonly
@@ -489,6 +495,35 @@ cdef object _array_from_dlpack(object producer):
     if bytes_of.nbytes == 0:
         return np.empty(shape, element.numpy)
     return np.frombuffer(bytes_of, np.uint8).view(element.numpy).reshape(shape)
+
+
+cdef object dlpack_source(HostArray array, str name, object producer, Device device, Stream own):
+    """Fill `array` from a DLPack tensor in host memory or on `device`, and return its element type.
+
+    What is enqueued on `own` from now on comes behind what its producer has enqueued.
+    """
+    cdef DLTensor tensor
+    cdef bint readonly = False
+    if not (hasattr(producer, "__dlpack__") and hasattr(producer, "__dlpack_device__")):
+        raise TypeError(f"{name}: {type(producer).__name__} does not export DLPack (__dlpack__, __dlpack_device__)")
+    kind, number = producer.__dlpack_device__()
+    stream = None
+    if kind == DLPACK_CUDA and not device.is_host:
+        if number != device.ordinal:
+            raise ValueError(f"{name}: the tensor is on GPU {number}, and this PE's is {device.ordinal}")
+        stream = own.handle or 1    # 1: the legacy default stream
+    elif kind not in (DLPACK_CPU, DLPACK_CUDA_HOST):
+        raise TypeError(f"{name}: {type(producer).__name__} is not in host memory (DLPack device ({int(kind)}, {number})), and this "
+                        f"PE's memory is on {device!r}")
+    array.keep = import_tensor(producer, &tensor, &readonly, stream)
+    try:
+        element = dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+        shape = tensor_shape(&tensor, element)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    array.ptr = <char *> tensor.data + tensor.byte_offset
+    array.nbytes = math.prod(shape) * element.itemsize
+    return element
 
 
 @cython.no_gc_clear

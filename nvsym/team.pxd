@@ -12,6 +12,8 @@ cdef class Team:
     cdef str           ended        # why it cannot be used
 
     cdef int check(self) except -1
+    cdef object communicator(self, list members)
+    cdef Team join(self, object comm, list members, str name)
 
 cdef Team as_team(object team, str name)
 cdef int attach_predefined(Job job) except -1

@@ -4,7 +4,11 @@
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t
 
-from .errors import NotInitializedError, NVSymError
+import zlib
+
+import numpy as np
+
+from .errors import CollectiveError, NotInitializedError, NVSymError
 
 from .agreement cimport Agreement
 from .backend cimport TeamData
@@ -12,14 +16,18 @@ from .heap cimport CALL_DESTROY, CALL_SPLIT, meet
 from .job cimport Job, current_job
 
 
+cdef enum:
+    TAG_GROUP = 4711    # of the messages by which the members of a new team meet
+
+
 cdef class Team:
-    """A set of PEs. Made by `split_strided` and `split_2d`; `TEAM_WORLD`, `TEAM_NODE` and `TEAM_SHARED` exist in every job.
+    """A set of PEs. Made by `split_strided`, `split_2d` and `create_group`; `TEAM_WORLD`, `TEAM_NODE` and `TEAM_SHARED` exist in every job.
 
     A team that was made is destroyed by `destroy`, at the end of its `with` block, or by `finalize`.
     """
 
     def __init__(self):
-        raise TypeError("a Team is made by split_strided() or split_2d() of another one")
+        raise TypeError("a Team is made by split_strided(), split_2d() or create_group() of another one")
 
     def my_pe(self):
         """This PE's number in the team."""
@@ -127,25 +135,57 @@ cdef class Team:
         y = self.subset([pe for pe in range(n) if pe % xrange == column], f"{self.name}.y{column}", "split_2d()")
         return x, y
 
+    def create_group(self, pes):
+        """A team of any PEs of this one, in the order given; collective over those PEs alone, as MPI_Comm_create_group is.
+
+        Parameters
+        ----------
+        pes : sequence of int
+            The members' numbers in this team, this PE's among them; the same on every member.
+
+        Raises
+        ------
+        ValueError
+            If a member does not exist or is there twice, or this PE is none. The others are not told: they find out by
+            the time limit.
+        CollectiveError
+            If members gave different lists.
+        PeerTimeoutError
+            If a member does not come.
+        """
+        self.check()
+        members = [_number(pe, "pes") for pe in pes]
+        cdef int me = self.data.my_pe
+        for pe in members:
+            if not 0 <= pe < self.data.n_pes:
+                raise ValueError(f"pes: PE {pe} is not in 0..{self.data.n_pes - 1} of {self!r}")
+        if len(set(members)) != len(members):
+            raise ValueError(f"pes: {members} names a PE twice")
+        if me not in members:
+            raise ValueError(f"pes: PE {me} makes the call and is not in {members}; only members call create_group()")
+        # What waits here is not the agreement of this team, which others may use meanwhile, and which a failure would end.
+        cdef Agreement waiting = Agreement(self.agreement.comm, self.agreement.limit, self.agreement.names)
+        waiting.watch = self.agreement.watch
+        _meet_members(waiting, members)
+        comm = self.communicator(members)
+        cdef Team team
+        try:
+            team = self.join(comm, members, f"{self.name}{members}")
+        except BaseException:
+            comm.Free()
+            raise
+        self.job.add_team(team.data, team.agreement)
+        return team
+
     def subset(self, list members, str name, str what):
         """The team of some of this team's PEs, each of which gives the same list; all PEs of this team call it."""
         cdef Team team = None
-        cdef TeamData data
         error = None
-        me = self.data.my_pe
-        if me in members:
-            group = self.agreement.comm.Get_group()
-            part = group.Incl(members)
-            comm = self.agreement.comm.Create_group(part, tag=min(members))
-            part.Free()
-            group.Free()
+        comm = None
+        if self.data.my_pe in members:
+            comm = self.communicator(members)
             try:
-                pes = [self.data.pes[i] for i in members]
-                agreement = Agreement(comm, self.agreement.limit, [self.job.agreement.names[pe] for pe in pes])
-                agreement.watch = self.agreement.watch
-                data = self.job.backend.create_team(agreement, pes, members.index(me))
-                team = Team.__new__(Team)
-                team.job, team.data, team.agreement, team.name = self.job, data, agreement, name
+                team = self.join(comm, members, name)
             except Exception as e:
                 error = e
         try:
@@ -153,11 +193,30 @@ cdef class Team:
         except Exception:
             if team is not None:
                 self.job.backend.destroy_team(team.data)
-            if me in members:
+            if comm is not None:
                 comm.Free()
             raise
         if team is not None:
             self.job.add_team(team.data, team.agreement)
+        return team
+
+    cdef object communicator(self, list members):
+        """MPI's communicator of a new team; its members call this."""
+        group = self.agreement.comm.Get_group()
+        part = group.Incl(members)
+        comm = self.agreement.comm.Create_group(part, tag=min(members))
+        part.Free()
+        group.Free()
+        return comm
+
+    cdef Team join(self, object comm, list members, str name):
+        """This PE's part of a new team, on each of its members."""
+        pes = [self.data.pes[i] for i in members]
+        agreement = Agreement(comm, self.agreement.limit, [self.job.agreement.names[pe] for pe in pes])
+        agreement.watch = self.agreement.watch
+        cdef TeamData data = self.job.backend.create_team(agreement, pes, members.index(self.data.my_pe))
+        cdef Team team = Team.__new__(Team)
+        team.job, team.data, team.agreement, team.name = self.job, data, agreement, name
         return team
 
     def destroy(self):
@@ -207,6 +266,39 @@ cdef class Team:
             current_job()
             raise NotInitializedError(f"the team {self.name} belongs to a job that cannot be used: {self.job.heap.closed}")
         return 0
+
+
+cdef int _meet_members(Agreement waiting, list members) except -1:
+    """Wait until all members of a new team are here with the same list. MPI would wait for ever, and not notice the rest."""
+    what = f"create_group({members})"
+    mine = np.array([len(members), zlib.crc32(repr(members).encode())], np.int64)
+    verdict = np.zeros(1, np.int64)
+    leader = members[0]
+    requests = []
+    try:
+        if waiting.rank != leader:
+            requests.append(waiting.comm.Isend(mine, leader, TAG_GROUP))
+            requests.append(waiting.comm.Irecv(verdict, leader, TAG_GROUP))
+            for request in requests:
+                waiting.wait(request, what)
+        else:
+            theirs = np.empty((len(members), 2), np.int64)
+            requests = [waiting.comm.Irecv(theirs[i], pe, TAG_GROUP) for i, pe in enumerate(members) if i]
+            for request in requests:
+                waiting.wait(request, what)
+            theirs[0] = mine
+            verdict[0] = (theirs == mine).all()
+            requests = [waiting.comm.Isend(verdict, pe, TAG_GROUP) for pe in members[1:]]
+            for request in requests:
+                waiting.wait(request, what)
+    except BaseException:
+        for request in requests:
+            if request:
+                request.Cancel()
+        raise
+    if not verdict[0]:
+        raise CollectiveError(f"{what}: the members gave different lists; each must give the same, in the same order")
+    return 0
 
 
 cdef object _number(object value, str name):

@@ -14,6 +14,7 @@ from nvsym import SHMEMBuffer
 from nvsym.dtypes import DTYPES
 
 CPU = (1, 0)
+PES = pytest.mark.pes(1, 2)
 pythonapi = ctypes.pythonapi
 pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
 pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -412,3 +413,83 @@ def test_a_tensor_lives_until_the_copy_is_done(ctx):
     stream.synchronize()
     assert producer.returned == 1
     assert b.to_numpy().tolist() == [1] * 6
+
+
+@PES
+def test_from_dlpack(ctx):
+    """A collective copy of a tensor, of the element type of the tensor or of the class."""
+    me = ctx.my_pe()
+    for element in DTYPES:
+        if element.dlpack is None:
+            continue
+        values = random_array(element.numpy, 6, me)
+        for version, shape in ((None, (6,)), ((1, 0), (2, 3)), ((1, 7), (1, 1, 6))):
+            for cls in (SHMEMBuffer, SHMEMBuffer[element.numpy]):
+                producer = Producer(values, version=version, shape=shape)
+                b = cls.from_dlpack(producer)
+                gc.collect()
+                assert producer.returned == 1
+                assert type(b) is SHMEMBuffer[element.numpy]
+                assert same_bytes(b.to_numpy(), values)
+                b.free()
+    frozen = np.arange(5, dtype="f4")
+    frozen.flags.writeable = False
+    assert SHMEMBuffer.from_dlpack(frozen).to_numpy().tolist() == [0, 1, 2, 3, 4]
+    other = SHMEMBuffer.from_dlpack(SHMEMBuffer["i8"].full(3, 7)[1:])
+    assert other.to_numpy().tolist() == [7, 7]
+    assert len(SHMEMBuffer.from_dlpack(np.zeros(0, "f4"))) == 0
+
+
+@pytest.mark.pes(1, 2)
+def test_from_dlpack_refuses_on_every_pe(ctx):
+    six = np.zeros(6, "f4")
+    last = ctx.n_pes() - 1
+    for bad, error, words in (
+        (Producer(six, strides=(2,), shape=(3,)), ValueError, "C-contiguous"),
+        (Producer(six.astype("f8")), TypeError, "float64 differs from float32"),
+        (Producer(six, dtype=(2, 24, 1)), TypeError, "24 bits"),
+        (Producer(six, device=(2, 0)), TypeError, "host memory"),
+        (Producer(six, version=(2, 0)), BufferError, "DLPack 2"),
+        (Broken(None), BufferError, "no DLPack capsule"),
+        (3, TypeError, "does not export DLPack"),
+    ):
+        with pytest.raises(error, match=words):
+            SHMEMBuffer["f4"].from_dlpack(bad if ctx.my_pe() == last else Producer(six))
+        if isinstance(bad, Producer) and ctx.my_pe() == last and error is not TypeError:
+            gc.collect()
+            assert bad.returned == 1
+    if last:
+        with pytest.raises(nvsym.CollectiveError):
+            SHMEMBuffer.from_dlpack(six if ctx.my_pe() else six.astype("i8"))
+        with pytest.raises(nvsym.CollectiveError):
+            SHMEMBuffer.from_dlpack(six[ctx.my_pe() :])
+    assert_usable(ctx)
+
+
+def test_a_tensor_that_outlives_the_interpreter(mpirun):
+    """The deleter of a capsule does nothing to an interpreter that has ended."""
+    result = mpirun(
+        1,
+        """
+        import atexit, ctypes
+        import nvsym
+        ctx = nvsym.init(heap_size="8M")
+        b = nvsym.SHMEMBuffer["i4"].full(10, 5)
+        capsule = b.__dlpack__()
+        api = ctypes.pythonapi
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        tensor = api.PyCapsule_GetPointer(capsule, b"dltensor")
+        used = ctypes.create_string_buffer(b"used_dltensor")
+        api.PyCapsule_SetName(capsule, ctypes.cast(used, ctypes.c_char_p))
+        # The C library calls the deleter when the interpreter is gone. The field is the last of a DLManagedTensor.
+        deleter = ctypes.c_void_p.from_address(tensor + 56).value
+        libc = ctypes.CDLL(None)
+        register = getattr(libc, "__cxa_atexit")
+        register.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        assert register(deleter, tensor, None) == 0
+        print("registered")
+    """,
+    )
+    assert "registered" in result.stdout

@@ -258,3 +258,68 @@ def test_exhaustion(mpirun, nodes):
         assert "NVSYM_MAX_TEAMS" in lines[0]
         assert lines[1].startswith("full")
         assert lines[2:] == ["True", "2"]
+
+
+@pytest.mark.pes(4)
+@NODES
+def test_create_group(ctx, work):
+    """Collective over the members alone, in the order that they give."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    for members in ([0, 1, 2, 3], [3, 0], [2, 1, 3], [1]):
+        if me in members:
+            team = nvsym.TEAM_WORLD.create_group(members)
+            assert team.pes == members
+            assert team.my_pe() == members.index(me)
+            assert numbers(team) == members
+            # A team of a team: the numbers are those in the team.
+            if len(members) > 1 and team.my_pe() < 2:
+                inner = team.create_group([1, 0])
+                assert inner.pes == [members[1], members[0]] == numbers(inner)
+                inner.destroy()
+            team.destroy()
+    # Disjoint groups at the same time.
+    mine = [0, 2] if me % 2 == 0 else [3, 1]
+    with nvsym.TEAM_WORLD.create_group(mine) as team:
+        assert numbers(team) == mine
+    for wrong in ([me, me], [me, n], [me, -1], [(me + 1) % n], []):
+        with pytest.raises(ValueError, match=r"^pes: "):
+            nvsym.TEAM_WORLD.create_group(wrong)
+    with pytest.raises(TypeError, match=r"^pes: "):
+        nvsym.TEAM_WORLD.create_group([me, 0.5])
+
+
+@pytest.mark.pes(4, own_job=True)
+def test_create_group_with_different_lists(ctx, work):
+    me = ctx.my_pe()
+    if me < 3:
+        with pytest.raises(nvsym.CollectiveError, match="different lists"):
+            nvsym.TEAM_WORLD.create_group([0, 1, 2] if me == 0 else [0, 2, 1])
+    nvsym.barrier_all()
+    with nvsym.TEAM_WORLD.create_group([3, 2, 1, 0]) as team:
+        assert team.my_pe() == 3 - me
+    nvsym.barrier_all()
+
+
+def test_create_group_without_a_member(mpirun):
+    """A member that does not come is an error after the time limit, and the job goes on."""
+    result = mpirun(
+        2,
+        """
+        import time
+        import nvsym
+        with nvsym.SHMEMContext(heap_size="8M") as ctx:
+            if ctx.my_pe() == 0:
+                try:
+                    nvsym.TEAM_WORLD.create_group([0, 1])
+                except nvsym.PeerTimeoutError as error:
+                    print("timed out:", error)
+            else:
+                time.sleep(1.5)  # the barrier has the same limit
+            nvsym.barrier_all()
+            with nvsym.SHMEMBuffer["i4"].full(1, 1) as b:
+                nvsym.allreduce(b, b)
+                assert b.to_numpy()[0] == 2
+    """,
+        env={"NVSYM_TIMEOUT": "2"},
+    )
+    assert result.stdout.count("timed out") == 1

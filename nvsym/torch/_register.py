@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names under which ``torch.distributed`` knows nvsym: the backend "nvsym" and the init method "nvsym://"."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+import torch.distributed as dist
+
+import nvsym
+from nvsym._settings import load
+
+from .process_group import create, job_begun
+
+
+_ADDRESS_BYTES = 1024
+_INIT_OPTIONS = ("backend", "heap_size", "bootstrap")
+
+_folders: list[str] = []
+
+
+def register() -> None:
+    """Make the backend and the init method known to PyTorch; done by importing ``nvsym.torch``."""
+    if not dist.is_available():
+        raise nvsym.NotAvailableError("nvsym.torch: this PyTorch was built without torch.distributed")
+    dist.Backend.register_backend("nvsym", create, extended_api=True, devices=["cpu", "cuda"])
+    dist.register_rendezvous_handler("nvsym", _rendezvous)
+
+
+def _rendezvous(url, timeout=None, **_):
+    """The store, rank and size of this process, all from nvsym's job, which begins here if there is none yet."""
+    given = dict(parse_qsl(urlsplit(url).query))
+    rank, size = int(given.pop("rank", -1)), int(given.pop("world_size", -1))
+    if unknown := [name for name in given if name not in _INIT_OPTIONS]:
+        raise ValueError(f"init_method: {url!r} has the option {unknown[0]!r}; there are {', '.join(_INIT_OPTIONS)}")
+    if not nvsym.is_initialized():
+        nvsym.init(**given)
+        job_begun()
+    ctx = nvsym.context()
+    me, n = ctx.my_pe(), ctx.n_pes()
+    if rank not in (-1, me) or size not in (-1, n):
+        raise ValueError(f"init_method: {url!r} asks for rank {rank} of {size}, and this is PE {me} of {n} of the job")
+    yield _store(ctx, timeout), me, n
+
+
+def _store(ctx, timeout):
+    """A store that all PEs share: a file that only this user can open, or on several nodes a TCP server on PE 0."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    one_node = len(set(ctx.nodes())) == 1
+    options = {} if timeout is None else {"timeout": timeout}
+    served = None
+    address = ""
+    if me == 0 and one_node:
+        folder = tempfile.mkdtemp(prefix="nvsym-torch-", dir=load()["NVSYM_SHM_DIR"])  # mode 0700
+        _folders.append(folder)
+        address = os.path.join(folder, "store")
+    elif me == 0:
+        host = socket.getfqdn()
+        served = dist.TCPStore(host, 0, n, is_master=True, wait_for_workers=False, **options)
+        address = f"{host} {served.port}"
+    address = _tell_all(address, me, n)
+    if one_node:
+        return dist.FileStore(address, n)
+    if served is not None:
+        return served
+    host, port = address.split()
+    return dist.TCPStore(host, int(port), n, is_master=False, wait_for_workers=False, **options)
+
+
+def _tell_all(text, me, n):
+    """PE 0's text, on all PEs. By puts, which every kind of job can do."""
+    line = np.zeros(_ADDRESS_BYTES, np.uint8)
+    data = np.frombuffer(text.encode(), np.uint8)
+    line[: len(data)] = data
+    with nvsym.SHMEMBuffer[np.uint8].zeros(_ADDRESS_BYTES) as shared:
+        if me == 0:
+            for pe in range(n):
+                nvsym.put(shared, line, pe)
+        nvsym.barrier_all()
+        return bytes(shared.to_numpy()).rstrip(b"\0").decode()
+
+
+@atexit.register
+def _remove_folders():
+    for folder in _folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
