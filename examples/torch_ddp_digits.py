@@ -14,15 +14,15 @@ import os
 # One thread for each rank: the ranks are the parallelism. To be said before PyTorch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import argparse  # noqa: E402
-import sys  # noqa: E402
-import zlib  # noqa: E402
+import argparse
+import sys
+import zlib
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-import nvsym.torch  # noqa: E402
+import nvsym.torch
 
 TRAIN = 1440
 
@@ -68,7 +68,9 @@ def train(group, images, digits, args):
 def main():
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="samples of a step, over all ranks (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=64, help="samples of a step, over all ranks (default: %(default)s)"
+    )
     parser.add_argument("--hidden", type=int, default=64, help="units of the hidden layer (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from .heap cimport Allocation
 from .job cimport Job
+from .memory cimport HostArray
 
 cdef class SHMEMBuffer:
     cdef Job        job
@@ -21,6 +22,7 @@ cdef class SHMEMBuffer:
     cdef int fill_now(self, object pattern) except -1
     cdef object keeper(self)
     cdef int copy_host(self, object other, str name, object stream, bint out) except -1
+    cdef int gpu_array(self, HostArray array, str name, object tensor, void *stream, bint writable) except -1
 
 # A live SHMEMBuffer that an argument must be.
 cdef SHMEMBuffer as_buffer(object obj, str name)

@@ -13,8 +13,8 @@ from .errors import FreedBufferError, MulticastUnsupportedError, PeerUnreachable
 from .heap cimport Allocation
 from .job cimport Job, current_job
 from .memory cimport (
-    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, dlpack_source, export_array, fill_view,
-    hand_over, host_array, make_buffer)
+    Buffer, HostArray, array_over, as_count, as_requested, cuda_array_interface, dlpack_memory, export_array, fill_view,
+    hand_over, host_array, is_gpu_tensor, make_buffer)
 from .stream cimport stream_ptr
 from .team cimport Team, as_team
 
@@ -165,7 +165,7 @@ cdef class SHMEMBuffer:
         n = 0
         try:
             job.backend.check_host_call()
-            element = dlpack_source(source, "tensor", tensor, job.backend.device, job.backend.stream)
+            element = dlpack_memory(source, "tensor", tensor, job.backend.device, <size_t> stream, False)
             wanted = getattr(cls, "_element", None)
             if wanted is not None and wanted is not element:
                 raise TypeError(f"tensor: dtype {element.name} differs from {wanted.name}, and nothing is converted")
@@ -265,13 +265,14 @@ cdef class SHMEMBuffer:
         return self.alias(start, max(stop - start, 0))
 
     def enqueue_copy_to(self, dst, *, stream=None):
-        """Copy the whole buffer to host memory, in the order of `stream`.
+        """Copy the whole buffer to other memory, in the order of `stream`.
 
         Parameters
         ----------
         dst : int, HostBuffer or array
-            An address with room for `nbytes`, or a C-contiguous writable array of the same element type and length
-            (buffer protocol or DLPack). It is kept alive until the copy is done; an address is the caller's to keep.
+            An address with room for `nbytes`, or a C-contiguous writable array of the same element type and length: in host
+            memory (buffer protocol or DLPack), or on this PE's GPU (DLPack), where `stream` waits for what its library has
+            enqueued on it. It is kept alive until the copy is done; an address is the caller's to keep.
         stream : stream, optional
             Default: that of the context.
 
@@ -285,7 +286,7 @@ cdef class SHMEMBuffer:
         self.copy_host(dst, "dst", stream, True)
 
     def enqueue_copy_from(self, src, *, stream=None):
-        """Overwrite the whole buffer from host memory, in the order of `stream`.
+        """Overwrite the whole buffer from other memory, in the order of `stream`.
 
         Parameters
         ----------
@@ -521,10 +522,22 @@ cdef class SHMEMBuffer:
             address = <char *> as_address(other, name)
         else:
             host = HostArray()
-            host_array(host, name, other, self.element, self.count, out)
+            if not self.job.backend.device.is_host and is_gpu_tensor(other):
+                self.gpu_array(host, name, other, ptr, out)
+            else:
+                host_array(host, name, other, self.element, self.count, out)
             address, keep = host.ptr, host.keep
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, address if out else self.ptr,
                                       self.ptr if out else address, self.count * self.item, ptr, None if ptr == NULL else (self, keep))
+        return 0
+
+    cdef int gpu_array(self, HostArray array, str name, object tensor, void *stream, bint writable) except -1:
+        """The memory of another library's tensor on this PE's GPU, which `stream` may touch from now on."""
+        element = dlpack_memory(array, name, tensor, self.job.backend.device, <size_t> stream, writable)
+        if element is not self.element:
+            raise TypeError(f"{name}: dtype {element.name} differs from {self.element.name}, and nothing is converted")
+        if array.nbytes != self.count * self.item:
+            raise ValueError(f"{name}: {array.nbytes // self.item} elements where {self.count} are needed")
         return 0
 
 

@@ -61,8 +61,9 @@ cdef class HostArray:
 
 cdef int host_array(HostArray array, str name, object obj, object element, size_t count, bint writable) except -1
 
-# The same from a DLPack tensor, which may be on `device`; returns its element type. `own` waits for the tensor's producer.
-cdef object dlpack_source(HostArray array, str name, object producer, Device device, Stream own)
+# The same from a DLPack tensor, which may be on `device`, and whose producer `stream` then waits for; returns its element type.
+cdef object dlpack_memory(HostArray array, str name, object producer, Device device, size_t stream, bint writable)
+cdef bint is_gpu_tensor(object obj) except -1
 
 # Let the stream that a DLPack consumer names wait for nvsym's own.
 cdef int hand_over(Device device, Stream own, object stream) except -1

@@ -497,30 +497,39 @@ cdef object _array_from_dlpack(object producer):
     return np.frombuffer(bytes_of, np.uint8).view(element.numpy).reshape(shape)
 
 
-cdef object dlpack_source(HostArray array, str name, object producer, Device device, Stream own):
+cdef bint is_gpu_tensor(object obj) except -1:
+    """Whether an object is another library's memory on a GPU."""
+    if isinstance(obj, np.ndarray) or not hasattr(obj, "__dlpack_device__"):
+        return False
+    return obj.__dlpack_device__()[0] == DLPACK_CUDA
+
+
+cdef object dlpack_memory(HostArray array, str name, object producer, Device device, size_t stream, bint writable):
     """Fill `array` from a DLPack tensor in host memory or on `device`, and return its element type.
 
-    What is enqueued on `own` from now on comes behind what its producer has enqueued.
+    What is enqueued on `stream` of `device` from now on comes behind what its producer has enqueued.
     """
     cdef DLTensor tensor
     cdef bint readonly = False
+    cdef object wait = None
     if not (hasattr(producer, "__dlpack__") and hasattr(producer, "__dlpack_device__")):
         raise TypeError(f"{name}: {type(producer).__name__} does not export DLPack (__dlpack__, __dlpack_device__)")
     kind, number = producer.__dlpack_device__()
-    stream = None
     if kind == DLPACK_CUDA and not device.is_host:
         if number != device.ordinal:
             raise ValueError(f"{name}: the tensor is on GPU {number}, and this PE's is {device.ordinal}")
-        stream = own.handle or 1    # 1: the legacy default stream
+        wait = stream or 1      # 1: the legacy default stream
     elif kind not in (DLPACK_CPU, DLPACK_CUDA_HOST):
         raise TypeError(f"{name}: {type(producer).__name__} is not in host memory (DLPack device ({int(kind)}, {number})), and this "
                         f"PE's memory is on {device!r}")
-    array.keep = import_tensor(producer, &tensor, &readonly, stream)
+    array.keep = import_tensor(producer, &tensor, &readonly, wait)
     try:
         element = dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
         shape = tensor_shape(&tensor, element)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
+    if writable and readonly:
+        raise ValueError(f"{name}: the tensor is read-only")
     array.ptr = <char *> tensor.data + tensor.byte_offset
     array.nbytes = math.prod(shape) * element.itemsize
     return element

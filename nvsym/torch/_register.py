@@ -18,7 +18,6 @@ from nvsym._settings import load
 
 from .process_group import create, job_begun
 
-
 _ADDRESS_BYTES = 1024
 _INIT_OPTIONS = ("backend", "heap_size", "bootstrap")
 
@@ -90,5 +89,3 @@ def _tell_all(text, me, n):
 def _remove_folders():
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-

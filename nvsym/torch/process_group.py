@@ -95,6 +95,7 @@ class ProcessGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int, ctx: nvsym.SHMEMContext, team: nvsym.Team, place: Place):
         super().__init__(rank, size)
         self._rank, self._size = rank, size
+        self._name, self._description = "", "undefined"
         self._team, self._place = team, place
         self._broken = False
         self._on_host = ctx.device.is_host
@@ -109,6 +110,24 @@ class ProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         """The name that PyTorch knows it by."""
         return "nvsym"
+
+    # PyTorch keeps a group's name in its C++ backends, and this group has none.
+
+    def getGroupName(self) -> str:
+        """The name that PyTorch has given it."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Called by PyTorch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """What its maker says that it is for."""
+        return self._description
+
+    def setGroupDesc(self, text: str) -> None:
+        """Called by PyTorch."""
+        self._description = text
 
     # ---- how calls are made -----------------------------------------------------------------------------------------
 
@@ -163,7 +182,9 @@ class ProcessGroup(dist.ProcessGroup):
         for name, op in _OPS.items():
             if opts.reduceOp == getattr(dist.ReduceOp, name):
                 return op, name == "AVG"
-        raise NotAvailableError(f"op: nvsym has no reduction by {opts.reduceOp}; there are {', '.join(_OPS)}")
+        members = dist.ReduceOp.RedOpType.__members__.items()
+        name = next((name for name, value in members if opts.reduceOp == value), repr(opts.reduceOp))
+        raise NotAvailableError(f"op: nvsym has no reduction by {name}; there are {', '.join(_OPS)}")
 
     @staticmethod
     def _check_avg(t, avg):
@@ -183,7 +204,7 @@ class ProcessGroup(dist.ProcessGroup):
             nvsym.allreduce(found, found, op, **self._options)
         else:
             flat = source.reshape(-1)
-            out = None if dest is None else dest.view(-1) if dest.is_contiguous() else torch.empty_like(flat)
+            out: Any = None if dest is None else dest.view(-1) if dest.is_contiguous() else torch.empty_like(flat)
             n = flat.numel()
             step = self._step(1, flat.element_size())
             for first in range(0, max(n, 1), step):
@@ -224,7 +245,9 @@ class ProcessGroup(dist.ProcessGroup):
         def run():
             for t in tensors:
                 if opts.rootRank == self._rank:
-                    self._reduce(t, t.view(t.shape), op, avg)  # not in place: the others' must stay, so all go by staging
+                    self._reduce(
+                        t, t.view(t.shape), op, avg
+                    )  # not in place: the others' must stay, so all go by staging
                 else:
                     self._reduce(t, None, op, avg)
 
@@ -496,7 +519,9 @@ class ProcessGroup(dist.ProcessGroup):
                     )
                 splits = [rows // self._size] * self._size
             if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
-                raise ValueError(f"{name}_split_sizes: {list(splits)} do not add up to the {rows} rows for {self._size} ranks")
+                raise ValueError(
+                    f"{name}_split_sizes: {list(splits)} do not add up to the {rows} rows for {self._size} ranks"
+                )
             blocks.append((splits, t.numel() // rows * t.element_size() if rows else 0))
 
         def run():
@@ -519,7 +544,9 @@ class ProcessGroup(dist.ProcessGroup):
                 raise ValueError(f"{name}: {len(many)} tensors for {self._size} ranks")
 
         def run():
-            outs = [t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format) for t in outputs]
+            outs = [
+                t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format) for t in outputs
+            ]
             to, of = [self._bytes(t) for t in outs], [self._bytes(t) for t in inputs]
             self._exchange(to, of, self._longest(to, of))
             for t, out in zip(outputs, outs, strict=True):

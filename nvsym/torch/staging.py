@@ -11,7 +11,7 @@ import nvsym
 from nvsym._settings import parse_size
 
 from .options import Options
-from .tensors import numpy_dtype, tensor
+from .tensors import buffer_class, numpy_dtype, tensor
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Place:
         if found is None:
             kind = numpy_dtype(dtype)
             n = self.nbytes // kind.itemsize
-            whole = nvsym.SHMEMBuffer[kind].adopt(self.memory.unsafe_ptr(), n, owner=self.memory)
+            whole = buffer_class[kind].adopt(self.memory.unsafe_ptr(), n, owner=self.memory)
             found = self._typed[dtype] = (whole, tensor(whole), kind.itemsize)
         whole, over, item = found
         first = start // item

@@ -20,6 +20,9 @@ _TORCH = {d.name: getattr(torch, d.name) for d in DTYPES if isinstance(getattr(t
 _NUMPY = {_TORCH[d.name]: d.numpy for d in DTYPES if d.name in _TORCH}
 
 
+buffer_class: Any = nvsym.SHMEMBuffer  # subscripted by element types that are values here
+
+
 def torch_dtype(dtype: Any) -> torch.dtype:
     """PyTorch's element type for one of nvsym's.
 
@@ -104,7 +107,7 @@ def empty(*shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     if len(shape) == 1 and not isinstance(shape[0], int):
         shape = tuple(shape[0])
     kind = numpy_dtype(torch.get_default_dtype() if dtype is None else dtype)
-    return tensor(nvsym.SHMEMBuffer[kind](math.prod(shape)), shape)
+    return tensor(buffer_class[kind](math.prod(shape)), shape)
 
 
 def buffer(tensor: torch.Tensor) -> nvsym.SHMEMBuffer[Any]:
@@ -131,6 +134,8 @@ def buffer(tensor: torch.Tensor) -> nvsym.SHMEMBuffer[Any]:
         raise ValueError(f"tensor: strides {tuple(tensor.stride())} of shape {tuple(tensor.shape)} are not contiguous")
     kind = numpy_dtype(tensor.dtype)
     try:
-        return nvsym.SHMEMBuffer[kind].adopt(tensor.data_ptr(), tensor.numel(), owner=tensor)
+        return buffer_class[kind].adopt(tensor.data_ptr(), tensor.numel(), owner=tensor)
     except ValueError as error:
-        raise ValueError(f"tensor: its memory is not in the symmetric heap ({error}); nvsym.torch.empty makes one that is") from None
+        raise ValueError(
+            f"tensor: its memory is not in the symmetric heap ({error}); nvsym.torch.empty makes one that is"
+        ) from None
