@@ -16,7 +16,7 @@ cdef class Job:
     cdef int             count          # inits that wait for their finalize
     cdef int             pid
     cdef list            teams          # (TeamData, Agreement), in the order they were made
-    cdef int             default_algorithm      # of allreduce, by NVSYM_ALLREDUCE
+    cdef int             default_algorithm      # of allreduce, by NVSYM_ALLREDUCE_ALGORITHM
     cdef char            reduces[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][ALGO_COUNT]     # known to be possible
     cdef object          failure        # the exception that this PE is about to end in
 

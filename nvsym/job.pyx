@@ -199,13 +199,15 @@ def _start(comm, tuple arguments):
     agreement = Agreement(own, limit)
     try:
         agreement.vote("init()", error)
-        rows = agreement.gather((socket.gethostname(), __version__, size, chosen, settings["NVSYM_MAX_TEAMS"]), "init()")
+        rows = agreement.gather((socket.gethostname(), __version__, size, chosen, settings["NVSYM_MAX_TEAMS"],
+                                 settings["NVSYM_ALLREDUCE_ALGORITHM"]), "init()")
         agreement.names = [f"PE {pe} on {row[0]}" for pe, row in enumerate(rows)]
         for i, (what, advice) in enumerate((
                 ("the version of nvsym", "Install the same one on every node"),
                 ("the heap size in bytes", "Set NVSYM_HEAP_SIZE or init(heap_size=) alike on every PE"),
                 ("the backend", "Ask for the same one on every PE"),
-                ("NVSYM_MAX_TEAMS", "Set it alike on every PE")), 1):
+                ("NVSYM_MAX_TEAMS", "Set it alike on every PE"),
+                ("NVSYM_ALLREDUCE_ALGORITHM", "Set it alike on every PE")), 1):
             if any(row[i] != rows[0][i] for row in rows):
                 agreement.same(what, rows[agreement.rank][i], advice)
         job.backend = _choose(chosen, agreement)
@@ -227,7 +229,7 @@ def _start(comm, tuple arguments):
     job.count = 1
     job.pid = os.getpid()
     job.teams = []
-    job.default_algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE"])
+    job.default_algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
     return job
 
 

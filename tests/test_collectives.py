@@ -416,7 +416,7 @@ def test_the_setting_of_the_algorithm(mpirun):
         nvsym.allreduce(a, a, algorithm="two_shot")
         print(a.to_numpy()[0])
         """,
-        env={"NVSYM_ALLREDUCE": "multimem"},
+        env={"NVSYM_ALLREDUCE_ALGORITHM": "multimem"},
     )
     for text in done.pe_stdout:
         assert "'multimem' cannot be used here" in text
@@ -428,4 +428,4 @@ def test_the_setting_of_the_algorithm(mpirun):
         nvsym.allreduce(a, a)
         print(a.to_numpy()[0])
         """
-    assert mpirun(2, code, env={"NVSYM_ALLREDUCE": "mpi"}).pe_stdout == ["2.0\n"] * 2
+    assert mpirun(2, code, env={"NVSYM_ALLREDUCE_ALGORITHM": "mpi"}).pe_stdout == ["2.0\n"] * 2

@@ -128,7 +128,7 @@ def test_defaults():
         ("NVSYM_ABORT_ON_EXCEPTION", " off ", False),
         ("NVSYM_MAX_TEAMS", "4", 4),
         ("NVSYM_SPIN", "0", 0),
-        ("NVSYM_ALLREDUCE", "two_shot", "two_shot"),
+        ("NVSYM_ALLREDUCE_ALGORITHM", "two_shot", "two_shot"),
         ("NVSYM_DISABLE_MULTICAST", "true", True),
         ("NVSYM_LIBCUDA", "/lib/libcuda.so.1", "/lib/libcuda.so.1"),
     ],
@@ -160,7 +160,7 @@ BAD = [
     ("NVSYM_MAX_TEAMS", "4.0"),
     ("NVSYM_SPIN", "-1"),
     ("NVSYM_SPIN", "many"),
-    ("NVSYM_ALLREDUCE", "ring"),
+    ("NVSYM_ALLREDUCE_ALGORITHM", "ring"),
     ("NVSYM_DISABLE_MULTICAST", "maybe"),
 ]
 

@@ -31,6 +31,7 @@ template <class T> struct Element {
     static __device__ __forceinline__ T store(T x) { return x; }
 };
 
+#ifndef NVSYM_EMULATED
 template <> struct Element<f16> {
     typedef float Sum;
     static __device__ __forceinline__ float load(f16 x)
@@ -46,6 +47,7 @@ template <> struct Element<f16> {
         return h;
     }
 };
+#endif
 
 template <> struct Element<bf16> {
     typedef float Sum;
@@ -57,6 +59,69 @@ template <> struct Element<bf16> {
         /* NaN stays NaN: the carry of the rounding would make it infinity or zero. */
         b.bits = (u & 0x7fffffffu) > 0x7f800000u ? (u16)((u >> 16) | 0x40u) : (u16)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
         return b;
+    }
+};
+
+/* A float8 type of EXPONENT and MANTISSA bits, summed in float32 and rounded once, to nearest even, as ml_dtypes does it. */
+enum Float8Kind {
+    IEEE,       /* has infinities and NaNs */
+    FINITE,     /* the largest code is NaN, there is no infinity */
+    UNSIGNED_0  /* the code of -0 is the one NaN */
+};
+template <int EXPONENT, int MANTISSA, int BIAS, Float8Kind KIND> struct f8 {
+    u8 bits;
+};
+typedef f8<3, 4, 3, IEEE> e3m4;
+typedef f8<4, 3, 7, IEEE> e4m3;
+typedef f8<4, 3, 7, FINITE> e4m3fn;
+typedef f8<4, 3, 8, UNSIGNED_0> e4m3fnuz;
+typedef f8<4, 3, 11, UNSIGNED_0> e4m3b11fnuz;
+typedef f8<5, 2, 15, IEEE> e5m2;
+typedef f8<5, 2, 16, UNSIGNED_0> e5m2fnuz;
+
+template <int EXPONENT, int MANTISSA, int BIAS, Float8Kind KIND> struct Element<f8<EXPONENT, MANTISSA, BIAS, KIND>> {
+    typedef float Sum;
+    typedef f8<EXPONENT, MANTISSA, BIAS, KIND> Type;
+    static constexpr u32 INFINITE = ((1u << EXPONENT) - 1u) << MANTISSA; /* the first code with the largest exponent */
+    /* The first code that is no finite number, and what becomes of numbers that would round to it or beyond. */
+    static constexpr u32 END = KIND == IEEE ? INFINITE : KIND == FINITE ? 0x7fu : 0x80u;
+
+    static __device__ __forceinline__ float load(Type x)
+    {
+        const u32 magnitude = x.bits & 0x7fu, sign = (u32)(x.bits & 0x80u) << 24;
+        if (KIND == UNSIGNED_0 ? x.bits == 0x80u : magnitude > (KIND == IEEE ? INFINITE : END - 1u))
+            return __uint_as_float(sign | 0x7fc00000u);
+        if (KIND == IEEE && magnitude == INFINITE)
+            return __uint_as_float(sign | 0x7f800000u);
+        /* As if it were a float32 of the same fields, which has a larger bias; subnormal numbers come out right as well. */
+        const float scale = __uint_as_float((u32)(127 + 127 - BIAS) << 23);
+        return __uint_as_float(sign | __float_as_uint(__fmul_rn(__uint_as_float(magnitude << (23 - MANTISSA)), scale)));
+    }
+
+    static __device__ __forceinline__ Type store(float x)
+    {
+        const u32 u = __float_as_uint(x) & 0x7fffffffu, sign = (__float_as_uint(x) >> 24) & 0x80u;
+        constexpr u32 SMALLEST = (u32)(127 + 1 - BIAS) << 23; /* the smallest normal number */
+        u32 code;
+        Type out;
+        if (u > 0x7f800000u) {
+            out.bits = KIND == UNSIGNED_0 ? 0x80u : (u8)(sign | (KIND == IEEE ? INFINITE + (1u << (MANTISSA - 1)) : 0x7fu));
+            return out;
+        }
+        if (u >= SMALLEST) {
+            code = (u + ((1u << (22 - MANTISSA)) - 1u) + ((u >> (23 - MANTISSA)) & 1u)) >> (23 - MANTISSA);
+            code -= (u32)(127 - BIAS) << MANTISSA;
+            if (code >= END) {
+                out.bits = KIND == UNSIGNED_0 ? 0x80u : (u8)(sign | END);
+                return out;
+            }
+        } else {
+            /* A float32 whose last bit is worth what the last of a subnormal code is: the addition rounds. */
+            constexpr u32 MAGIC = (u32)(127 + 1 - BIAS - MANTISSA + 23) << 23;
+            code = __float_as_uint(__fadd_rn(__uint_as_float(u), __uint_as_float(MAGIC))) - MAGIC;
+        }
+        out.bits = KIND == UNSIGNED_0 && code == 0 ? 0u : (u8)(sign | code);
+        return out;
     }
 };
 
@@ -106,6 +171,10 @@ struct Xor {
 struct alignas(16) Words {
     u32 w[4];
 };
+
+#ifdef NVSYM_EMULATED
+#include NVSYM_EMULATED /* the same functions for the kernels' tests on a CPU */
+#else
 
 /* Weak accesses: ordered by the barriers around them, which release and acquire at system scope. Never the read-only
  * path (ld.global.nc): peers change this memory while kernels run. */
@@ -166,6 +235,17 @@ __device__ __forceinline__ u64 now_ns()
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
 }
+
+__device__ __forceinline__ void add_release(u64 *p, u64 v)
+{
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_release(u64 *p, u64 v)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+#endif
 
 } // namespace nvsym
 

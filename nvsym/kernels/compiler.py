@@ -4,19 +4,36 @@
 The cache is a folder of the user's own (``NVSYM_CACHE_DIR``, else ``$XDG_CACHE_HOME/nvsym`` or ``~/.cache/nvsym``). An entry is
 named by the hash of all that it comes from: sources, options, architecture, compiler version. It is written under another name
 and renamed, so that many processes may compile at once; it begins with the hash of its contents, so that a damaged one is seen
-and made anew.
+and made anew. The contents are the seconds that the compilation took, and the machine code.
 """
 
 import functools
 import hashlib
 import os
+import re
 import stat
+import statistics
+import struct
 import tempfile
+import time
 from pathlib import Path
 
 from ..errors import BackendError, NotAvailableError
 
-__all__ = ["KERNELS", "OPERATORS", "TYPES", "allreduce_cubin", "cache_folder", "compile_cubin", "compiler_version"]
+__all__ = [
+    "KERNELS",
+    "MOVES",
+    "OPERATORS",
+    "SCATTERS",
+    "TYPES",
+    "allreduce_cubin",
+    "cache_folder",
+    "cache_report",
+    "compile_cubin",
+    "compiler_version",
+    "moves_cubin",
+    "reduce_scatter_cubin",
+]
 
 # The element types and operators of allreduce.cu, by nvsym's names.
 TYPES = {
@@ -33,9 +50,25 @@ TYPES = {
     "float32": "float",
     "float64": "double",
     "bfloat16": "nvsym::bf16",
+    "float8_e3m4": "nvsym::e3m4",
+    "float8_e4m3": "nvsym::e4m3",
+    "float8_e4m3fn": "nvsym::e4m3fn",
+    "float8_e4m3fnuz": "nvsym::e4m3fnuz",
+    "float8_e4m3b11fnuz": "nvsym::e4m3b11fnuz",
+    "float8_e5m2": "nvsym::e5m2",
+    "float8_e5m2fnuz": "nvsym::e5m2fnuz",
 }
 OPERATORS = {"sum": "Sum", "prod": "Prod", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor"}
 KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency", "nvsym_push")
+SCATTERS = ("nvsym_reduce_scatter", "nvsym_reduce_scatter_lines")
+MOVES = (
+    "nvsym_broadcast",
+    "nvsym_fcollect",
+    "nvsym_alltoall",
+    "nvsym_broadcast_lines",
+    "nvsym_fcollect_lines",
+    "nvsym_alltoall_lines",
+)
 
 _FOLDER = Path(__file__).resolve().parent
 _OPTIONS = ("--std=c++17", "--fmad=false")
@@ -86,14 +119,17 @@ def _include_folder():
 
 
 @functools.cache
-def _sources():
-    """The text of allreduce.cu and of the headers that it includes, by name."""
-    include = _include_folder()
-    names = ("nvsym/device.cuh", "nvsym/collectives.cuh")
-    headers = {name: (include / name).read_text() for name in names}
-    # collectives.cuh includes its neighbour by its bare name.
-    headers["device.cuh"] = headers["nvsym/device.cuh"]
-    return (_FOLDER / "allreduce.cu").read_text(), headers
+def _source(name):
+    """The text of a .cu file here, and of the headers that it includes, by the names that they are included by."""
+    text = (_FOLDER / name).read_text()
+    include, headers, wanted = _include_folder(), {}, [text]
+    while wanted:
+        for file in re.findall(r'^#include "([^"]+)"', wanted.pop(), re.MULTILINE):
+            if file not in headers:
+                # A header includes its neighbours by their bare names.
+                headers[file] = (include / "nvsym" / file.removeprefix("nvsym/")).read_text()
+                wanted.append(headers[file])
+    return text, headers
 
 
 def compile_cubin(source, name, arch, defines=(), headers=None):
@@ -168,16 +204,20 @@ def cache_folder():
 
 
 def _read(path):
-    """The contents of an entry, or None if it is not there or damaged."""
+    """The machine code of an entry, or None if it is not there or damaged."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
     digest, contents = data[:32], data[32:]
-    return contents if hashlib.sha256(contents).digest() == digest else None
+    return contents[_SECONDS.size :] if hashlib.sha256(contents).digest() == digest else None
 
 
-def _write(path, contents):
+_SECONDS = struct.Struct("<d")
+
+
+def _write(path, seconds, cubin):
+    contents = _SECONDS.pack(seconds) + cubin
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             file.write(hashlib.sha256(contents).digest() + contents)
@@ -188,8 +228,62 @@ def _write(path, contents):
             raise
 
 
+def cache_report():
+    """What the cache holds, and what a first call costs where it does not hold the kernels yet.
+
+    Returns
+    -------
+    dict
+        ``folder`` (None where there is none), ``entries``, ``nbytes``, ``compile_seconds`` (the median over the entries of
+        what their compilation took; None where there is no entry), ``compiler`` (NVRTC's version, or why there is none).
+    """
+    try:
+        compiler = "NVRTC {}.{}".format(*compiler_version())
+    except NotAvailableError as error:
+        compiler = f"not found: {error}"
+    folder = cache_folder()
+    seconds, nbytes = [], 0
+    for path in sorted(folder.glob("*.cubin")) if folder is not None else ():
+        try:
+            with path.open("rb") as file:
+                head = file.read(32 + _SECONDS.size)
+            nbytes += path.stat().st_size
+        except OSError:
+            continue  # another process replaces it
+        if len(head) == 32 + _SECONDS.size:
+            seconds.append(_SECONDS.unpack(head[32:])[0])
+    return {
+        "folder": None if folder is None else str(folder),
+        "entries": len(seconds),
+        "nbytes": nbytes,
+        "compile_seconds": statistics.median(seconds) if seconds else None,
+        "compiler": compiler,
+    }
+
+
+def _cached_cubin(name, arch, defines=()):
+    """The machine code of a .cu file, and whether it was compiled now."""
+    source, headers = _source(name)
+    key = repr((source, sorted(headers.items()), defines, _OPTIONS, arch, compiler_version()))
+    folder = cache_folder()
+    stem = name.removesuffix(".cu")
+    path = None if folder is None else folder / f"{stem}-{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    if path is not None:
+        cubin = _read(path)
+        if cubin is not None:
+            return cubin, False
+    start = time.perf_counter()
+    cubin = compile_cubin(source, name, arch, defines, headers)
+    if path is not None:
+        try:
+            _write(path, time.perf_counter() - start, cubin)
+        except OSError:
+            return cubin, True  # a full disk costs the next process a second, no more
+    return cubin, True
+
+
 def allreduce_cubin(dtype, op, arch):
-    """The machine code of the allreduce kernels of an element type and operator.
+    """The machine code of the allreduce kernels (`KERNELS`) of an element type and operator.
 
     Parameters
     ----------
@@ -204,19 +298,18 @@ def allreduce_cubin(dtype, op, arch):
     fresh : bool
         Whether it was compiled now.
     """
-    source, headers = _sources()
-    defines = (f"NVSYM_T={TYPES[dtype]}", f"NVSYM_OP={OPERATORS[op]}")
-    key = repr((source, sorted(headers.items()), defines, _OPTIONS, arch, compiler_version()))
-    folder = cache_folder()
-    path = None if folder is None else folder / f"allreduce-{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-    if path is not None:
-        cubin = _read(path)
-        if cubin is not None:
-            return cubin, False
-    cubin = compile_cubin(source, "allreduce.cu", arch, defines, headers)
-    if path is not None:
-        try:
-            _write(path, cubin)
-        except OSError:
-            return cubin, True  # a full disk costs the next process a second, no more
-    return cubin, True
+    return _cached_cubin("allreduce.cu", arch, _typed(dtype, op))
+
+
+def reduce_scatter_cubin(dtype, op, arch):
+    """The same for the kernels of reduce-scatter (`SCATTERS`)."""
+    return _cached_cubin("reduce_scatter.cu", arch, _typed(dtype, op))
+
+
+def moves_cubin(arch):
+    """The same for the collectives that move bytes (`MOVES`)."""
+    return _cached_cubin("moves.cu", arch)
+
+
+def _typed(dtype, op):
+    return f"NVSYM_T={TYPES[dtype]}", f"NVSYM_OP={OPERATORS[op]}"

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs sequences of the kernels on emulated PEs that get apart from each other, and checks every result. The float8
+ * conversions are here, too, for a comparison with ml_dtypes. */
+#include "cuda.hpp"
+
+#include "nvsym/exchange.cuh"
+
+#include <cstdio>
+
+using namespace nvsym;
+using emulated::random_bits;
+
+namespace {
+
+constexpr u64 HEAP = 1 << 16;
+constexpr u64 LL_BYTES = 1 << 12;
+
+struct Pe {
+    std::vector<char> memory;
+    char *heap;     /* symmetric */
+    Pad *pad;
+    char *ll;
+    std::vector<u32> epochs = std::vector<u32>(MAX_BLOCKS + 2);
+    u32 failure[64] = {};
+    Team team;
+};
+
+struct Job {
+    std::vector<Pe> pes;
+    std::vector<emulated::Queue> queues;
+    std::string error;
+
+    explicit Job(int n, u64 limit_ns) : pes(n), queues(n)
+    {
+        const u64 size = HEAP + sizeof(Pad) + LL_STAGES * n * LL_BYTES;
+        for (Pe &pe : pes) {
+            pe.memory.resize(size + 64);
+            pe.heap = pe.memory.data() + (64 - (u64)pe.memory.data() % 64);
+            pe.pad = (Pad *)(pe.heap + HEAP);
+            pe.ll = (char *)(pe.pad + 1);
+        }
+        for (int me = 0; me < n; me++) {
+            Team &t = pes[me].team;
+            memset(&t, 0, sizeof(t));
+            for (int p = 0; p < n; p++)
+                t.delta[p] = pes[p].heap - pes[me].heap;
+            t.me = me, t.n = n, t.pad = pes[me].pad, t.ll = pes[me].ll, t.ll_bytes = LL_BYTES;
+            t.epochs = pes[me].epochs.data(), t.failure = pes[me].failure, t.limit_ns = limit_ns;
+        }
+    }
+    void launch(int pe, unsigned grid, unsigned threads, std::function<void()> kernel)
+    {
+        queues[pe].launches.push_back({grid, threads, std::move(kernel)});
+    }
+};
+
+/* What an operation reads and writes, on the PE's heap. */
+struct Operation {
+    int kind, root;
+    bool in_shares;
+    unsigned grid, threads;
+    u64 dst, src, count; /* elements of T from the heap's start */
+};
+
+typedef float T;
+
+T value(u64 seed, int pe, u64 i)
+{
+    return (T)(int)((seed * 31 + pe * 7 + i * 3) % 17);
+}
+
+enum Kind { ONE_SHOT, TWO_SHOT, LOW_LATENCY, BROADCAST, BROADCAST_LINES, FCOLLECT, FCOLLECT_LINES, ALLTOALL, ALLTOALL_LINES,
+            SCATTER, SCATTER_LINES, KINDS };
+const char *const NAMES[] = {"one_shot", "two_shot", "low_latency", "broadcast", "broadcast_lines", "fcollect",
+                             "fcollect_lines", "alltoall", "alltoall_lines", "reduce_scatter", "reduce_scatter_lines"};
+
+void run_kernel(const Operation &o, Pe &pe)
+{
+    T *dst = (T *)pe.heap + o.dst;
+    const T *src = (const T *)pe.heap + o.src;
+    const u64 nbytes = o.count * sizeof(T);
+    switch (o.kind) {
+    case ONE_SHOT: return one_shot<T, Sum>(dst, src, o.count, pe.team);
+    case TWO_SHOT: return two_shot<T, Sum>(dst, src, o.count, pe.team);
+    case LOW_LATENCY: return low_latency<T, Sum>(dst, src, o.count, pe.team);
+    case BROADCAST: return broadcast((char *)dst, (const char *)src, nbytes, o.root, o.in_shares, pe.team);
+    case BROADCAST_LINES: return broadcast_lines((char *)dst, (const char *)src, nbytes, o.root, pe.team);
+    case FCOLLECT: return fcollect((char *)dst, (const char *)src, nbytes, pe.team);
+    case FCOLLECT_LINES: return fcollect_lines((char *)dst, (const char *)src, nbytes, pe.team);
+    case ALLTOALL: return alltoall((char *)dst, (const char *)src, nbytes, pe.team);
+    case ALLTOALL_LINES: return alltoall_lines((char *)dst, (const char *)src, nbytes, pe.team);
+    case SCATTER: return reduce_scatter<T, Sum>(dst, src, o.count, pe.team);
+    case SCATTER_LINES: return reduce_scatter_lines<T, Sum>(dst, src, o.count, pe.team);
+    }
+}
+
+T expected(const Operation &o, u64 seed, int me, int n, u64 i)
+{
+    T sum = 0;
+    switch (o.kind) {
+    case ONE_SHOT: case TWO_SHOT: case LOW_LATENCY:
+        for (int p = 0; p < n; p++)
+            sum += value(seed, p, i);
+        return sum;
+    case BROADCAST: case BROADCAST_LINES: return value(seed, o.root, i);
+    case FCOLLECT: case FCOLLECT_LINES: return value(seed, (int)(i / o.count), i % o.count);
+    case ALLTOALL: case ALLTOALL_LINES: return value(seed, (int)(i / o.count), me * o.count + i % o.count);
+    default:
+        for (int p = 0; p < n; p++)
+            sum += value(seed, p, me * o.count + i);
+        return sum;
+    }
+}
+
+u64 source_elements(const Operation &o, int n)
+{
+    return o.kind == ALLTOALL || o.kind == ALLTOALL_LINES || o.kind == SCATTER || o.kind == SCATTER_LINES ? o.count * n : o.count;
+}
+
+u64 dest_elements(const Operation &o, int n)
+{
+    return o.kind >= FCOLLECT && o.kind <= ALLTOALL_LINES ? o.count * n : o.count;
+}
+
+char message[256];
+
+} // namespace
+
+/* 0, or 1 and a message: `operations` random ones, one after the other on every PE without a wait between them. */
+extern "C" int run_random(uint64_t seed, int n, int operations)
+{
+    random_bits.seed(seed);
+    Job job(n, 0);
+    for (int k = 0; k < operations; k++) {
+        Operation o;
+        o.kind = (int)(random_bits() % KINDS);
+        o.root = (int)(random_bits() % n);
+        o.in_shares = random_bits() & 1;
+        const bool lines = o.kind == LOW_LATENCY || (o.kind >= BROADCAST && (o.kind - BROADCAST) % 2 == 1);
+        const u64 most = lines ? LL_BYTES / 16 * 8 / sizeof(T) : HEAP / 4 / sizeof(T) / n;
+        o.count = random_bits() % 4 ? 1 + random_bits() % 40 : 1 + random_bits() % (most < 700 ? most : 700);
+        o.grid = 1 + (unsigned)(random_bits() % 3);
+        o.threads = n <= 4 ? 4 + (unsigned)(random_bits() % 6) : (unsigned)n;
+        o.src = random_bits() % 8;
+        o.dst = HEAP / 2 / sizeof(T) + random_bits() % 8;
+        if ((o.kind == TWO_SHOT || o.kind == LOW_LATENCY || o.kind == BROADCAST || o.kind == BROADCAST_LINES) && random_bits() % 3 == 0)
+            o.dst = o.src;
+        const u64 data = random_bits() >> 20;
+        for (int me = 0; me < n; me++) {
+            Pe &pe = job.pes[me];
+            job.launch(me, 1, 1, [&pe, o, data, me, n] {
+                for (u64 i = 0; i < source_elements(o, n); i++)
+                    ((T *)pe.heap)[o.src + i] = value(data, me, i);
+                /* Of the last operation, when there is a barrier between: a peer may store to dst as soon as this one begins. */
+            });
+            job.launch(me, o.grid, o.threads, [&pe, o] { run_kernel(o, pe); });
+            job.launch(me, 1, 1, [&pe, &job, o, data, me, n, k] {
+                for (u64 i = 0; i < dest_elements(o, n) && job.error.empty(); i++)
+                    if (((T *)pe.heap)[o.dst + i] != expected(o, data, me, n, i)) {
+                        snprintf(message, sizeof(message), "operation %d, %s of %llu on PE %d of %d: element %llu is %g, not %g", k,
+                                 NAMES[o.kind], o.count, me, n, i, (double)((T *)pe.heap)[o.dst + i],
+                                 (double)expected(o, data, me, n, i));
+                        job.error = message;
+                    }
+            });
+        }
+    }
+    if (!emulated::run(job.queues, 1ull << 32)) {
+        snprintf(message, sizeof(message), "the kernels wait for each other");
+        return 1;
+    }
+    return job.error.empty() ? 0 : 1;
+}
+
+/* One PE never launches its kernel of this kind: all others have to stop, and to name it. */
+extern "C" int run_missing(uint64_t seed, int n, int kind, int missing)
+{
+    random_bits.seed(seed);
+    Job job(n, 5000);
+    Operation o{kind, 0, (seed & 1) != 0, 2, 8, HEAP / 2 / sizeof(T), 0, 50};
+    if (kind == BROADCAST_LINES || kind == LOW_LATENCY)
+        o.grid = 1;
+    for (int me = 0; me < n; me++)
+        if (me != missing) {
+            Pe &pe = job.pes[me];
+            job.launch(me, o.grid, o.threads, [&pe, o] { run_kernel(o, pe); });
+        }
+    if (!emulated::run(job.queues, 1ull << 26)) {
+        snprintf(message, sizeof(message), "%s: a kernel waits for ever", NAMES[kind]);
+        return 1;
+    }
+    for (int me = 0; me < n; me++)
+        if (me != missing && job.pes[me].failure[0] != 1u + (u32)missing) {
+            snprintf(message, sizeof(message), "%s: PE %d says %u, not PE %d", NAMES[kind], me, job.pes[me].failure[0], missing);
+            return 1;
+        }
+    return 0;
+}
+
+extern "C" int kinds() { return KINDS; }
+extern "C" const char *last_message() { return message; }
+
+#define CONVERSIONS(TYPE)                                                                                                     \
+    extern "C" void decode_##TYPE(const unsigned char *in, float *out, long n)                                               \
+    {                                                                                                                         \
+        for (long i = 0; i < n; i++)                                                                                          \
+            out[i] = Element<TYPE>::load(TYPE{in[i]});                                                                        \
+    }                                                                                                                         \
+    extern "C" void encode_##TYPE(const float *in, unsigned char *out, long n)                                               \
+    {                                                                                                                         \
+        for (long i = 0; i < n; i++)                                                                                          \
+            out[i] = Element<TYPE>::store(in[i]).bits;                                                                        \
+    }
+CONVERSIONS(e3m4)
+CONVERSIONS(e4m3)
+CONVERSIONS(e4m3fn)
+CONVERSIONS(e4m3fnuz)
+CONVERSIONS(e4m3b11fnuz)
+CONVERSIONS(e5m2)
+CONVERSIONS(e5m2fnuz)
