@@ -8,7 +8,7 @@ from ._version import __version__
 
 COMMANDS = {
     "info": "versions, libraries, devices, capabilities with their reasons, and settings of a job",
-    "bench": "what operations cost, beside mpi4py and shmem4py",
+    "bench": "what operations cost, beside other libraries in the same job",
 }
 
 _EPILOG = "Both also run under mpirun, as one job of all PEs.\npython -m nvsym --version prints the version."

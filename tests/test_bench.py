@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m nvsym bench` and benchmarks/host.py: what they call and print; never how long it took."""
+"""`python -m nvsym bench`, benchmarks/host.py and benchmarks/gpu: what they call and print; never how long it took."""
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -12,8 +13,14 @@ import numpy as np
 import pytest
 
 from nvsym._bench import data
+from nvsym._bench.loops import NativeCalls
+from nvsym.errors import BackendError
 
-HOST = pathlib.Path(__file__).resolve().parents[1] / "benchmarks" / "host.py"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+HOST = ROOT / "benchmarks" / "host.py"
+REPORT = ROOT / "benchmarks" / "gpu" / "report.py"
+SUITE = ROOT / "benchmarks" / "gpu" / "suite.py"
+SIMULATED = ROOT / "tests" / "simulated_gpu" / "build.py"
 
 # Several command lines in one job: each prints what it prints, then a line with its status.
 MANY = """\
@@ -32,9 +39,9 @@ TINY = ["-n", "3", "-w", "1", "--batches", "2"]
 SIZED = ["-b", "16", "-e", "256", "-f", "4"]
 
 
-def bench(mpirun, n, *lines, timeout=120.0):
+def bench(mpirun, n, *lines, timeout=120.0, **more):
     """What PE 0 printed for each command line, with the statuses; and PE 0's errors."""
-    done = mpirun(n, MANY, json.dumps(lines), timeout=timeout)
+    done = mpirun(n, MANY, json.dumps(lines), timeout=timeout, **more)
     assert not any(line for text in done.pe_stdout[1:] for line in text.splitlines() if not line.startswith("status "))
     outputs, current = [], []
     for line in done.pe_stdout[0].splitlines():
@@ -67,16 +74,17 @@ def reports(request):
         "barrier": [],
         "atomics": [],
         "overhead": [],
+        "copy": [*SIZED],
     }
     outputs, errors = bench(
         mpirun, 2, *([name, *args, *TINY, "--vs", "mpi4py", "--json"] for name, args in commands.items())
     )
-    assert "nvsym bench: 16 4 ..." in errors  # progress, apart from the document
+    assert "16 4 ... (1 of 3)" in errors  # progress, apart from the document
     assert [status for _, status in outputs] == [0] * len(commands)
     return {name: json.loads(text) for name, (text, _) in zip(commands, outputs, strict=True)}
 
 
-@pytest.mark.parametrize("name", ["latency", "put", "get", "allreduce", "barrier", "atomics", "overhead"])
+@pytest.mark.parametrize("name", ["latency", "put", "get", "allreduce", "barrier", "atomics", "overhead", "copy"])
 def test_report(reports, name):
     report = reports[name]
     assert report["bench"] == name
@@ -137,12 +145,12 @@ def test_tables(mpirun):
     heads = [[line for line in text.splitlines() if line.startswith("#")] for text, _ in outputs]
     bodies = [[line.split() for line in text.splitlines() if not line.startswith("#")] for text, _ in outputs]
     assert all("4 PEs on 1 node(s)" in head[0] and any("Each batch" in line for line in head) for head in heads)
-    assert bodies[0][0] == ["bytes", "count", "nvsym", "us", "GB/s", "mpi4py", "us", "ratio"]
-    assert [(row[0], row[1], len(row)) for row in bodies[0][1:]] == [("16", "4", 7), ("64", "16", 7), ("256", "64", 7)]
+    assert bodies[0][0] == ["bytes", "count", "nvsym", "us", "GB/s", "mpi4py", "us", "ratio", "check"]
+    assert [(*row[:2], row[6]) for row in bodies[0][1:]] == [("16", "4", "ok"), ("64", "16", "ok"), ("256", "64", "ok")]
     # One element at least; a peer without the element type is named with the reason.
     assert bodies[1][1][:2] == ["2", "1"]
     assert "MPI has no datatype for bfloat16" in " ".join(bodies[1][1])
-    assert bodies[2][0] == ["operation", "nvsym", "us"]
+    assert bodies[2][0] == ["operation", "nvsym", "us", "check"]
     assert [row[0] for row in bodies[2][1:]] == ["barrier_all"]
     assert [row[0] for row in bodies[3][1:]] == ["atomic_swap", "atomic_fetch_add"]
 
@@ -159,11 +167,25 @@ def test_what_cannot_be_measured(mpirun):
         ["put", "-n", "0"],
         ["allreduce", "--op", "mean"],
         ["barrier", "--vs", "mpi4py,gasnet"],
+        ["allreduce", *TINY, "--graph"],
+        ["allreduce", *TINY, "--graph", "sometimes"],
+        ["allreduce", *TINY, "--algorithm", "two_shot,three_shot"],
+        ["put", *TINY, "--dtype", "float32,float33"],
+        ["put", *TINY, "--plot", "picture.bmp"],
+        ["put", *TINY, "--json", "/nowhere/at/all.json"],
+        ["init", "--rounds", "0"],
         ["barrier", *TINY],
     ]
     outputs, errors = bench(mpirun, 1, *lines)
-    assert [status for _, status in outputs] == [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]
+    assert [status for _, status in outputs] == [1, *[2] * 16, 0]
     for text in (
+        "--graph: a job on the host backend has no CUDA graphs",
+        "argument --graph: invalid choice: 'sometimes'",
+        "argument --algorithm: 'three_shot' is none of auto, one_shot",
+        "argument --dtype: ",
+        "argument --plot: 'picture.bmp' does not end in .png",
+        "--json: there is no folder /nowhere/at",
+        "argument --rounds: '0' is not a whole number above zero",
         "needs 2 PEs",
         "multicast",
         "xor is not defined for float32",
@@ -173,9 +195,67 @@ def test_what_cannot_be_measured(mpirun):
         "float33",
         "'0' is not a whole number above zero",
         "invalid choice: 'mean'",
-        "'gasnet' is none of mpi4py, shmem4py",
+        "argument --vs: 'gasnet' is none of nccl, nvshmem",
     ):
         assert text in errors, errors
+
+
+def test_several_element_types_and_algorithms_go_to_files(mpirun, tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    document, picture = tmp_path / "allreduce.json", tmp_path / "allreduce.png"
+    bars = tmp_path / "overhead.svg"
+    outputs, _ = bench(
+        mpirun, 2,
+        ["allreduce", *SIZED, *TINY, "--dtype", "float32,int16", "--algorithm", "auto,two_shot", "--json", str(document),
+         "--plot", str(picture)],
+        ["overhead", *TINY, "--plot", str(bars)],
+    )  # fmt: skip
+    assert [status for _, status in outputs] == [0, 0]
+    report = json.loads(document.read_text())
+    assert report["options"]["dtype"] == ["float32", "int16"]
+    assert [(row["dtype"], row["count"]) for row in report["rows"]] == [
+        ("float32", 4), ("float32", 16), ("float32", 64), ("int16", 8), ("int16", 32), ("int16", 128)
+    ]  # fmt: skip
+    assert all(list(row["peers"]) == ["nvsym two_shot"] for row in report["rows"])
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert picture.stat().st_size > 10_000
+    assert "<svg" in bars.read_text()
+    # The table came too, with the column that tells the element types apart.
+    heads = [line.split() for line in outputs[0][0].splitlines() if not line.startswith("#")]
+    assert heads[0][:3] == ["dtype", "bytes", "count"]
+    assert heads[4][:3] == ["int16", "16", "8"]
+
+
+def test_plot_without_matplotlib_is_an_error_before_anything_is_measured(mpirun):
+    hidden = "import sys; sys.modules['matplotlib'] = None\n"
+    code = hidden + "from nvsym.__main__ import main\nmain(['bench', 'put', '--plot', 'x.png'])\n"
+    done = mpirun(1, code, check=False)
+    assert done.returncode == 2
+    assert "argument --plot: plots need matplotlib: pip install" in done.stderr
+
+
+def test_init(mpirun):
+    outputs, _ = bench(mpirun, 2, ["init", "--rounds", "3", "--heap", "8M", "--vs", "mpi4py,nccl", "--json"])
+    text, status = outputs[0]
+    assert status == 0
+    report = json.loads(text)
+    assert [row["operation"] for row in report["rows"]] == ["first beginning of a process", "beginning", "end"]
+    first, beginning, end = report["rows"]
+    assert first["nvsym"]["median_us"] > 0
+    assert first["peers"] == {}
+    for row in (beginning, end):
+        assert row["peers"]["mpi4py"]["ratio"] == pytest.approx(
+            row["nvsym"]["median_us"] / row["peers"]["mpi4py"]["median_us"]
+        )
+    assert report["unavailable"] == {"nccl": "nccl: how it begins is not measured"}
+
+
+def test_libraries_of_gpus_on_the_host_backend(mpirun):
+    outputs, _ = bench(mpirun, 2, ["barrier", *TINY, "--backend", "host", "--vs", "nccl,torch,mpi4py", "--json"])
+    report = json.loads(outputs[0][0])
+    assert list(report["unavailable"]) == ["nccl", "torch"]
+    assert all("host backend" in reason for reason in report["unavailable"].values())
+    assert list(report["rows"][0]["peers"]) == ["mpi4py"]
 
 
 def test_a_library_that_cannot_be_imported_is_named(mpirun, tmp_path, monkeypatch):
@@ -228,6 +308,27 @@ def test_wrong_result_on_one_pe_is_seen_on_all(ctx):
     assert series.as_dict()["correct"] is False
 
 
+@pytest.mark.pes(2)
+def test_what_fails_on_one_pe_fails_on_all(ctx):
+    from mpi4py import MPI
+
+    from nvsym._bench.sampling import PeerUnavailableError, agree
+
+    me = ctx.my_pe()
+
+    def fail_on_one():
+        if me == 1:
+            raise OSError("no such thing\nand more")
+        return me
+
+    def unavailable():
+        raise PeerUnavailableError("x: not installed")
+
+    assert agree(MPI.COMM_WORLD, lambda: me) == (me, None)
+    assert agree(MPI.COMM_WORLD, fail_on_one) == (None, "PE 1: OSError: no such thing")
+    assert agree(MPI.COMM_WORLD, unavailable) == (None, "x: not installed")
+
+
 def test_expected_results():
     int32 = np.dtype(np.int32)
     assert data.pattern(4, int32, 2).tolist() == [2, 0, 1, 2]
@@ -237,6 +338,271 @@ def test_expected_results():
     assert data.same(np.array([1, 2], int32), np.array([1, 2]))
     assert not data.same(np.array([1, 2], int32), np.array([1, 3]))
     assert not data.same(np.array([1, 2], np.float32), np.array([1, 2.1]))
+
+
+@pytest.mark.parametrize("name", ["int8", "bool", "float16", "float64", "complex64"])
+@pytest.mark.parametrize("nbytes", [16, 48, 4096])
+def test_expected_bytes(name, nbytes):
+    dtype = np.dtype(name)
+    count = nbytes // dtype.itemsize
+    found = data.expected_bytes("pattern", dtype, nbytes, 1).view(dtype)
+    assert np.array_equal(found, data.pattern(count, dtype, 1))
+    op = "and" if name == "bool" else "sum"
+    found = data.expected_bytes("reduced", dtype, nbytes, op, 3).view(dtype)
+    assert np.array_equal(found, data.reduced(count, dtype, op, 3).astype(dtype))
+
+
+def _address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def test_native_calls():
+    seen = []
+    take = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * 11)(lambda *a: seen.append(a) or 0)
+    two = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_int, ctypes.c_int)(lambda a, b: a - b)
+    calls = NativeCalls().add("take", _address(take), *range(11), status=True).add("two", _address(two), 3, -4, step=1)
+    assert calls.loop(2) > 0
+    assert seen == [tuple(range(11))] * 2
+    assert calls.last == 3 - -3  # the second argument went from -4 to -3
+    calls()
+    assert calls.last == 3 - -2
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 6, 7, 8])
+def test_native_calls_of_so_many_arguments(count):
+    seen = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * count)
+    function = kind(lambda *a: seen.append(a) or 0)
+    NativeCalls().add("f", _address(function), *range(10, 10 + count), status=True)()
+    assert seen == [tuple(range(10, 10 + count))]
+
+
+def test_native_calls_that_fail():
+    fail = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 7)
+    with pytest.raises(BackendError, match="cuSomething returned 7"):
+        NativeCalls().add("cuSomething", _address(fail), status=True).loop(3)
+    with pytest.raises(ValueError, match="no address"):
+        NativeCalls().add("missing", 0)
+    with pytest.raises(ValueError, match="9 arguments"):
+        NativeCalls().add("many", 1, *range(9))
+    full = NativeCalls()
+    for _ in range(4):
+        full.add("f", _address(fail))
+    with pytest.raises(ValueError, match="room for 4"):
+        full.add("f", _address(fail))
+
+
+# ---- on GPUs, simulated ---------------------------------------------------------------------------------------------
+
+
+def load(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The environment of a PE that has a simulated GPU and NVSHMEM, which reduces."""
+    libraries = load(SIMULATED, "simulated_gpu_build").build(tmp_path_factory.mktemp("simulated_gpu"))
+    return {**libraries, "NVSYM_ALLREDUCE": "nvshmem"}
+
+
+def test_simulated_gpu(mpirun, machine):
+    lines = {
+        "allreduce": ["-b", "16", "-e", "256", "--dtype", "float32,int64", "--vs", "nvshmem,nccl,mpi4py,cuda"],
+        "put": [*SIZED, "--vs", "nvshmem,cuda"],
+        "get": [*SIZED, "--vs", "nvshmem,cuda"],
+        "latency": [*SIZED, "--vs", "nvshmem"],
+        "copy": ["-b", "1K", "-e", "1K"],
+        "barrier": ["--vs", "nvshmem"],
+        "overhead": [],
+        "atomics": ["--op", "fetch_add"],
+    }
+    outputs, _ = bench(
+        mpirun, 2, *([name, *TINY, *line, "--json"] for name, line in lines.items()), ["put", "--signal", *SIZED, *TINY],
+        ["init", "--rounds", "2", "--heap", "4M", "--first", "peer", "--json"], env=machine,
+    )  # fmt: skip
+    assert [status for _, status in outputs] == [0] * (len(lines) + 2)
+    reports = {name: json.loads(text) for name, (text, _) in zip(lines, outputs, strict=False)}
+    for name, report in reports.items():
+        assert "nvshmem backend" in report["libraries"][0]
+        assert "device events" in report["method"]
+        assert "maximum over the PEs" in report["method"]
+        for row in report["rows"]:
+            for one in [row["nvsym"], *row["peers"].values()]:
+                check_series(one)
+            if name in ("allreduce", "put", "get", "latency", "barrier"):
+                assert "nvshmem" in row["peers"], row
+    allreduce = reports["allreduce"]
+    assert "share a GPU" in allreduce["unavailable"]["nccl"]
+    assert "--backend host" in allreduce["unavailable"]["mpi4py"]
+    assert allreduce["rows"][0]["unavailable"] == {"cuda": "cuda: no allreduce"}
+    assert allreduce["references"]["memory_GB_per_s"] > 0
+    assert allreduce["references"]["barrier_us"] > 0
+    assert all(row["nvsym"]["floor_us"] > 0 for row in allreduce["rows"])
+    assert {row["copy"] for row in reports["copy"]["rows"]} == {
+        f"{kind} {direction}" for kind in ("pinned", "pageable") for direction in ("to GPU", "from GPU")
+    }
+    assert all(row["peers"]["cuda"]["variant"] == "cuMemcpyAsync" for row in reports["copy"]["rows"])
+    calls = {row["call"]: row for row in reports["overhead"]["rows"]}
+    assert {"put", "signal_op", "barrier_all"} <= {name for name, row in calls.items() if "nvshmem" in row["peers"]}
+    init = json.loads(outputs[-1][0])
+    assert list(init["rows"][0]["peers"]) == ["nvshmem"]  # it was first
+    assert init["rows"][1]["nvsym"]["median_us"] > 0
+
+
+# Another library that fails in a way of its own, on one PE only, at each stage.
+FAILING = """import numpy as np, sys
+from nvsym._bench.bench import Bench
+from nvsym._bench.data import Shape
+from nvsym._bench.gpu_cases import GpuCases
+import nvsym._bench.bench as module
+
+class Failing(GpuCases):
+    name = "nccl"
+    def __init__(self, gpu):
+        super().__init__(gpu)
+        self.calls = 0
+    def describe(self):
+        return "nccl: it fails"
+    def barrier(self, shape):
+        def call():
+            self.calls += 1
+            if self.me == 1 and self.calls > AFTER:
+                raise RuntimeError("the cable is out")
+        return [self._case(call)]
+
+module.Bench._gpu_library = lambda self, name: Failing(self.gpu)
+for AFTER in (0, 1, 5, 30):
+    bench = Bench(["nccl"], 0, backend="nvshmem", largest=4096, calls=3, warmup=1, batches=9)
+    series, reasons = bench.measure("barrier", Shape(1, np.dtype(np.int64)))
+    print(sorted(series), reasons)
+    series, _ = bench.measure("barrier", Shape(1, np.dtype(np.int64)))
+    assert "nvsym" in series
+    bench.close()
+"""
+
+
+def test_a_library_that_fails_on_one_pe_ends_nothing(mpirun, machine):
+    done = mpirun(2, FAILING, env=machine, timeout=60.0)
+    expected = "['nvsym'] {'nccl': 'nccl: PE 1: RuntimeError: the cable is out'}\n"
+    assert done.pe_stdout == [expected * 4] * 2
+
+
+@pytest.fixture(scope="module")
+def gpu_report():
+    return load(REPORT, "nvsym_gpu_report")
+
+
+def _row(**own):
+    columns = {key: value for key, value in own.items() if key not in ("us", "peers", "floor")}
+    peers = {
+        name: {"median_us": us, "ratio": own["us"] / us, "variant": "", "correct": True}
+        for name, us in own.get("peers", {}).items()
+    }
+    nvsym = {"median_us": own["us"], "correct": True, "floor_us": own.get("floor")}
+    return {**columns, "nvsym": nvsym, "peers": peers, "unavailable": {}, "variants": []}
+
+
+def _document(bench, rows, pes=2, **more):
+    return {"bench": bench, "pes": pes, "nodes": 1, "machine": "a machine", "libraries": [f"nvsym {bench}"], "method": "by clock",
+            "unavailable": {}, "options": {"b": 8, "n": None}, "rows": rows, **more}  # fmt: skip
+
+
+def test_gpu_bars(gpu_report):
+    graph = {"mode": "graph", "dtype": "float32"}
+    documents = {
+        "1-overhead": _document("overhead", [
+            _row(call="put", us=5.0, peers={"nvshmem": 4.4, "nvshmem4py": 9.0}),
+            _row(call="quiet", us=1.0, peers={"nvshmem": 0.1}),
+            _row(call="allreduce", us=3.0, peers={"cuda": 2.0}),
+        ]),
+        "1-copy": _document("copy", [
+            _row(copy="pinned to GPU", bytes=256 << 20, us=10.0, peers={"cuda": 9.9}),
+            _row(copy="pageable to GPU", bytes=256 << 20, us=10.0, peers={"cuda": 40.0}),
+        ]),
+        "1-init": _document("init", [_row(operation="beginning", us=300e3, peers={"nvshmem": 200e3})]),
+        "2-mps-allreduce": _document("allreduce", [
+            _row(bytes=8, us=2.0, peers={"nvshmem": 8.0}, **graph),
+            _row(bytes=16 << 20, us=30.0, peers={"nvshmem": 12000.0}, floor=20.0, **graph),
+        ], references={"barrier_graph_us": 4.0, "memory_GB_per_s": 4000.0}),
+    }  # fmt: skip
+    found = {row[0]: row[3] for row in gpu_report.judge(documents).rows}
+    assert found["1 PE: put 4 KiB, the call above the same call in a C loop"] == "yes"
+    assert found["1 PE: quiet 4 KiB, the call above the same call in a C loop"] == "**no**"
+    assert found["1 PE: get 4 KiB, the call above the same call in a C loop"] == "-"
+    assert found["1 PE: put, of nvshmem4py's call"] == "yes"
+    assert found["1 PE: allreduce 4 KiB, the call above the launch of an empty kernel from C"] == "yes"
+    assert found["1 PE: copy of 256 MiB, pinned to GPU, of the driver's rate"] == "yes"
+    assert found["1 PE: copy of 256 MiB, pageable to GPU, of the driver's own pageable rate"] == "**no**"
+    assert found["1 PE: init above NVSHMEM's own"] == "yes"
+    shared = "2 PEs on one GPU, under MPS: "
+    assert found[f"{shared}allreduce of 16 MiB in a graph, of the memory's floor"] == "yes"
+    assert found[f"{shared}allreduce of 16 MiB in a graph, of NVSHMEM's"] == "yes"
+    slowest = "slowest allreduce of 8 B to 16 KiB in a graph, of NVSHMEM's barrier"
+    assert found[f"{shared}{slowest}, in a graph too"] == "**no**"
+    assert found[f"{shared}{slowest}, from C"] == "-"
+    assert found[f"{shared}allreduce of 8 B in a graph, as plain kernels did"] == "yes"
+    assert found[f"{shared}allreduce of 64 MiB in a graph, of the memory's floor"] == "-"
+
+
+def test_gpu_bars_of_two_gpus(gpu_report):
+    rows = []
+    for nbytes, us, nccl in ((8, 2.0, 6.0), (64 << 10, 3.0, 6.0), (128 << 20, 400.0, 470.0)):
+        row = _row(bytes=nbytes, us=us, peers={"nccl": nccl, "torch": us * 2}, mode="graph", dtype="float32")
+        rows.append(row)
+    eager = _row(bytes=8, us=8.0, peers={"torch": 30.0}, mode="eager", dtype="float32")
+    eager["variants"] = [{"library": "torch", "variant": "torch.distributed", "median_us": 40.0}]
+    documents = {
+        "gpus-allreduce": _document("allreduce", [*rows, eager], references={"link_GB_per_s": 390.0}),
+        "gpus-put": _document("put", [_row(bytes=64 << 20, us=100.0, peers={"cuda": 96.0}, mode="eager")]),
+    }
+    found = {row[0]: row[2:] for row in gpu_report.judge(documents).rows}
+    assert found["2 GPUs: float32 allreduce up to 64 KiB in a graph, of NCCL's"] == ("0.5", "**no**")
+    assert found["2 GPUs: float32 allreduce of 128 MiB in a graph, of NCCL's"][1] == "**no**"
+    assert found["2 GPUs: float32 allreduce up to 256 KiB, eager, of NCCL through PyTorch"] == ("0.2", "yes")
+    assert found["2 GPUs: float32 allreduce from 128 MiB in a graph, of the link's limit"][1] == "**no**"
+    assert found["2 GPUs: put from 64 MiB, of the best peer copy's rate"][1] == "yes"
+    assert found["2 GPUs: bfloat16 allreduce up to 64 KiB in a graph, of NCCL's"] == ("not measured", "-")
+
+
+def test_gpu_report_is_written(tmp_path):
+    work, results = tmp_path / "work", tmp_path / "results"
+    work.mkdir()
+    rows = [_row(bytes=8 << i, us=2.0, peers={"nvshmem": 9.0}, mode="graph", dtype="float32") for i in range(9)]
+    (work / "2-mps-allreduce.json").write_text(json.dumps(_document("allreduce", rows)))
+    missing = _document("overhead", [_row(call="put", us=2.0)], pes=1, unavailable={"nvshmem4py": "nvshmem4py: none"})
+    (work / "1-overhead.json").write_text(json.dumps(missing))
+    done = subprocess.run(
+        [sys.executable, REPORT, work, "--results", results], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = results.glob("*.md")
+    text = file.read_text()
+    assert text.startswith("<!-- SPDX-License-Identifier: Apache-2.0 -->\n\n# Benchmarks on 1 GPU")
+    assert text.index("## 1 PE") < text.index("## 2 PEs on one GPU, under MPS") < text.index("## The bars")
+    assert "Not measured: nvshmem4py: none." in text
+    assert "| 1 KiB | 2 | 9 | 0.222 |" in text
+    assert "| met |" in text
+    pictures = list(results.glob("*.png"))
+    assert len(pictures) == (importlib.util.find_spec("matplotlib") is not None)
+    assert all(f"({picture.name})" in text for picture in pictures)
+
+
+def test_suites_are_command_lines():
+    from nvsym._bench.options import make_parser
+
+    suites = load(SUITE, "nvsym_gpu_suite").SUITES
+    assert set(suites) == {"1", "2-mps", "4-mps", "gpus"}
+    for suite in suites.values():
+        assert all(name == "init" for name in list(suite)[:1]) or "init" not in suite  # it makes the GPU's context
+        for command, *options in suite.values():
+            parsed = make_parser(command).parse_args(options)
+            assert command == "init" or parsed.vs or command == "copy"
 
 
 @pytest.fixture(scope="module")

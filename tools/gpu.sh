@@ -4,15 +4,16 @@
 # Tests and benchmarks of the NVSHMEM backend on a machine with a GPU.
 #
 #   tools/gpu.sh test [CONFIGURATION ...] [-- PYTEST ARGUMENTS]     configurations: 1, 2-no-mps, 2, 4; default: all
-#   tools/gpu.sh bench [-- BENCHMARK ARGUMENTS]
+#   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4, gpus (a PE on each, no MPS)
 #   tools/gpu.sh memcheck [-- PYTEST ARGUMENTS]                     the suite with 1 PE under compute-sanitizer
 #
-# It uses one GPU, the first that CUDA_VISIBLE_DEVICES names. Several PEs share it: under MPS, which it starts for itself and
-# stops, or without. From the environment:
+# It uses one GPU, the first that CUDA_VISIBLE_DEVICES names; the configuration "gpus" uses all of them. Several PEs share one
+# under MPS, which it starts for itself and stops, or without. From the environment:
 #
 #   PYTHON=python3          the Python to use; it needs Cython, numpy, mpi4py, ml_dtypes, cuda-pathfinder, pytest and NVSHMEM
 #   NVSYM_TEST_GPU_LIMIT    seconds for each configuration (default: 600)
-#   NVSYM_BENCH_RESULTS     folder of the benchmark's table (default: benchmarks/results)
+#   NVSYM_BENCH_RESULTS     folder of the benchmark's table and pictures (default: benchmarks/results)
+#   NVSYM_BENCH_RAW         file for the benchmark's numbers, as JSON (default: none)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ROOT=$PWD
@@ -28,7 +29,7 @@ mode=${1:-}
 [ $# -gt 0 ] && shift
 case $mode in
 test | bench | memcheck) ;;
-*) sed -n '4,19s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '4,20s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac
 configurations=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -37,7 +38,9 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ $# -gt 0 ] && shift
 rest=("$@")
-[ ${#configurations[@]} -gt 0 ] || configurations=(1 2-no-mps 2 4)
+if [ ${#configurations[@]} -eq 0 ] && [ "$mode" != bench ]; then
+    configurations=(1 2-no-mps 2 4)
+fi
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the machine has
@@ -54,8 +57,9 @@ echo "GPU: $(head -1 <<<"$gpus")"
 
 # No program that is started here makes a multicast object: on shared machines one can put the GPUs out of service.
 export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
+all_gpus=${CUDA_VISIBLE_DEVICES:-$(cut -d, -f1 <<<"$gpus" | paste -sd,)}
+n_gpus=$(tr ',' '\n' <<<"$all_gpus" | wc -l)
+export CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
 export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
 export NVSYM_HEAP_SIZE=${NVSYM_HEAP_SIZE:-256M}
 export NVSYM_TEST_BACKENDS=nvshmem
@@ -137,6 +141,11 @@ print("" if "nvsym" in e(group="pytest11").names else "-p nvsym.testing")')
     echo "$PYTHON" -m pytest $plugin -q --no-header -k "nvshmem-n$1" tests/gpu
 }
 
+if [ ${#configurations[@]} -eq 0 ]; then
+    configurations=(1 2 4)
+    [ "$n_gpus" -eq 1 ] || configurations=(gpus)
+fi
+
 case $mode in
 test)
     for configuration in "${configurations[@]}"; do
@@ -168,9 +177,25 @@ memcheck)
     ;;
 bench)
     results=${NVSYM_BENCH_RESULTS:-benchmarks/results}
+    work=$(mktemp -d "${TMPDIR:-/tmp}/nvsym-bench-XXXXXX")
     launch=("$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI")
-    run "benchmark, 1 PE" 1 no "${launch[@]}" -n 1 -- benchmarks/gpu/overhead.py --results "$results" ${rest[@]+"${rest[@]}"}
-    run "benchmark, 2 PEs, MPS" 2 mps "${launch[@]}" -n 2 -- benchmarks/gpu/overhead.py --results "$results" ${rest[@]+"${rest[@]}"}
+    suite() { # title, PEs, MPS or not, name of the suite
+        run "$1" "$2" "$3" "${launch[@]}" -n "$2" -- benchmarks/gpu/suite.py "$4" --work "$work" ${rest[@]+"${rest[@]}"}
+    }
+    for configuration in "${configurations[@]}"; do
+        case $configuration in
+        1) suite "benchmark, 1 PE" 1 no 1 ;;
+        2 | 4) suite "benchmark, $configuration PEs, MPS" "$configuration" mps "$configuration-mps" ;;
+        gpus)
+            export CUDA_VISIBLE_DEVICES=$all_gpus
+            suite "benchmark, a PE on each of $n_gpus GPUs" "$n_gpus" no gpus
+            export CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
+            ;;
+        *) die "no configuration $configuration of bench; there are 1, 2, 4, gpus" ;;
+        esac
+    done
+    "$PYTHON" benchmarks/gpu/report.py "$work" --results "$results" ${NVSYM_BENCH_RAW:+--raw "$NVSYM_BENCH_RAW"} || failed=1
+    rm -rf "$work"
     ;;
 esac
 

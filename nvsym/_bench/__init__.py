@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m nvsym bench``: what an operation costs, beside the same operation of mpi4py and shmem4py.
+"""``python -m nvsym bench``: what an operation costs, beside the same operation of other libraries.
 
-`sampling` measures calls of several libraries in turn, `nvsym_cases`, `mpi4py_cases` and `shmem4py_cases` say what is
-called, and `commands` is the command line.
+`sampling` and `gpu_sampling` measure calls of several libraries in turn, the ``*_cases`` say what is called, `bench` holds
+a job with its libraries, `options` and `commands` are the command line, `table` and `plot` show what was found.
 """
 
 from .commands import main

@@ -1,150 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of ``python -m nvsym bench``."""
 
-import argparse
-import json
-import os
-import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import _settings
 from .._names import choose
+from .bench import Bench, describe_machine
 from .data import ATOMICS, Shape
-from .sampling import METHOD, PeerUnavailableError, Sampler, best
+from .gpu_sampling import GPU_METHOD
+from .init import INIT_METHOD, measure_init
+from .options import COMMANDS, EPILOG, SIZED, make_parser
+from .sampling import METHOD
+from .table import Printer
 
 __all__ = ["Bench", "describe_machine", "main"]
 
-PEERS = ("mpi4py", "shmem4py")
 OVERHEAD = ("my_pe", "n_pes", "slice", "quiet", "put + quiet", "get", "atomic_fetch_add", "allocate + free")
+GPU_OVERHEAD = (
+    "my_pe", "n_pes", "slice", "put", "get", "put_signal", "signal_op", "quiet", "barrier_all", "reduce by NVSHMEM",
+    "allreduce", "allocate + free",
+)  # fmt: skip
 
-_COMMANDS = {
-    "latency": "one way of a message with notification between two PEs: put_signal and signal_wait_until",
-    "put": "put to the next PE, complete there (put and quiet)",
-    "get": "get from the next PE",
-    "allreduce": "allreduce over all PEs",
-    "barrier": "barrier_all",
-    "atomics": "atomic operations on an element of the next PE",
-    "overhead": "what calls cost that need no other PE",
-}
-
-_EPILOG = """\
-Start it by mpirun for as many PEs as are wanted: mpirun -n 2 python -m nvsym bench put -b 16 -e 1M --vs mpi4py
-"""
-
-
-def _size(text):
-    try:
-        return _settings.parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _positive(text):
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
-    return int(text)
-
-
-def _count(text):
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def _factor(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 1")
-    return value
-
-
-def _element(text):
-    from ..dtypes import as_dtype
-
-    try:
-        return as_dtype(text).numpy
-    except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _peers(text):
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
-    return list(dict.fromkeys(names))
-
-
-def _parser(command):
-    from ..backend import ALGORITHMS
-
-    parser = argparse.ArgumentParser(
-        prog=f"python -m nvsym bench {command}",
-        description=_COMMANDS[command] + ".",
-        epilog=_EPILOG + METHOD,
-        allow_abbrev=False,
-    )
-    sized = command in ("latency", "put", "get", "allreduce")
-    if sized:
-        parser.add_argument("-b", type=_size, default=16, metavar="SIZE", help="smallest size in bytes (default: 16)")
-        parser.add_argument(
-            "-e", type=_size, metavar="SIZE", help="largest size (default: 1M; with -b above it, that of -b)"
-        )
-        parser.add_argument(
-            "-f", type=_factor, default=4.0, metavar="FACTOR", help="from one size to the next (default: 4)"
-        )
-    if command != "barrier":
-        default = {"atomics": "int64", "overhead": "int64"}.get(command, "float32")
-        parser.add_argument("--dtype", type=_element, default=default, help=f"element type (default: {default})")
-    if command == "allreduce":
-        parser.add_argument("--op", choices=("sum", "prod", "min", "max", "and", "or", "xor"), default="sum")
-        parser.add_argument("--algorithm", choices=ALGORITHMS, default="auto", help="of nvsym (default: auto)")
-    if command in ("put", "get"):
-        parser.add_argument(
-            "--local", choices=("buffer", "array"), default="buffer",
-            help="nvsym's local side: a SHMEMBuffer or a NumPy array (default: buffer)",
-        )  # fmt: skip
-    if command == "atomics":
-        parser.add_argument("--op", choices=ATOMICS, action="append", help="only this one; may be repeated")
-    parser.add_argument(
-        "-n", type=_positive, metavar="CALLS", help="counted calls of a batch (default: some milliseconds' worth)"
-    )
-    parser.add_argument(
-        "-w", type=_count, metavar="CALLS", help="calls of a batch that are not counted (default: 10; slow calls 1)"
-    )
-    parser.add_argument("--batches", type=_positive, default=21, help="batches of each library (default: 21)")
-    parser.add_argument(
-        "--vs",
-        type=_peers,
-        default=[],
-        metavar="PEERS",
-        help=f"compare with these, comma-separated: {', '.join(PEERS)}",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document in place of the table")
-    return parser
+_OVERHEAD_BYTES = 4096  # on GPUs
 
 
 def main(argv=None):
     """Run a subcommand; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    command, status = choose("python -m nvsym bench", argv, _COMMANDS, _EPILOG)
+    command, status = choose("python -m nvsym bench", argv, COMMANDS, EPILOG)
     if command is None:
         return status
-    parser = _parser(command)
+    parser = make_parser(command)
     options = parser.parse_args(argv[1:])
-    if command in ("latency", "put", "get", "allreduce"):
+    if command in SIZED:
         if options.e is None:
-            options.e = max(1 << 20, options.b)
+            options.e = max(_settings.parse_size(options.largest), options.b)
         if options.e < options.b:
             parser.error(f"-e {options.e} is below -b {options.b}")
-    return _run(command, options)
+    try:
+        return _init(options) if command == "init" else _run(command, options)
+    except _UsageError as error:
+        return _complain(command, error)
+
+
+class _UsageError(Exception):
+    """Options that do not go with the job; the same on every PE."""
+
+
+def _complain(command, error):
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        print(f"python -m nvsym bench {command}: error: {error}", file=sys.stderr)
+    return 2
 
 
 @dataclass
@@ -155,231 +68,285 @@ class _Row:
     method: str
     arguments: tuple
     nbytes: int | None = None
+    dtype: Any = None
+    how: dict = field(default_factory=dict)  # on GPUs, for the sampler
 
 
-def _rows(command, options):
+def _rows(command, options, on_gpus):
+    """The rows of a benchmark, those of an element type together."""
+    modes = {"no": (False,), "only": (True,), "both": (False, True)}[getattr(options, "graph", "no")]
+    if any(modes) and not on_gpus:
+        raise _UsageError("--graph: a job on the host backend has no CUDA graphs")
     if command == "barrier":
-        return [_Row({"operation": "barrier_all"}, "barrier", (Shape(1, np.dtype(np.int64)),))]
-    dtype = options.dtype
-    if command == "atomics":
-        names = options.op or [
-            name for name in ATOMICS if dtype.kind != "f" or name in ("fetch", "set", "add", "fetch_add", "swap")
-        ]
-        return [_Row({"operation": f"atomic_{name}"}, "atomic", (name, Shape(1, dtype))) for name in names]
-    if command == "overhead":
-        return [_Row({"call": name}, "overhead", (name, Shape(1, dtype))) for name in OVERHEAD]
-    rows, size = [], float(options.b)
+        shape = Shape(1, np.dtype(np.int64))
+        return [
+            _Row({"operation": "barrier_all", "mode": _mode(graph)}, "barrier", (shape,), how={"graph": graph})
+            for graph in modes
+        ]  # fmt: skip
+    rows: list[_Row] = []
+    for dtype in options.dtype:
+        if command == "atomics":
+            rows += _atomics(options, dtype)
+        elif command == "overhead":
+            shape = Shape(_OVERHEAD_BYTES // dtype.itemsize if on_gpus else 1, dtype)
+            rows += [
+                _Row({"call": name, "dtype": dtype.name}, "overhead", (name, shape), how={"clock": "enqueue"})
+                for name in (GPU_OVERHEAD if on_gpus else OVERHEAD)
+            ]  # fmt: skip
+        elif command == "copy":
+            kinds = ("pinned", "pageable") if on_gpus else ("array", "HostBuffer")
+            directions = ("to GPU", "from GPU") if on_gpus else ("to buffer", "from buffer")
+            for kind in kinds:
+                for direction in directions:
+                    rows += _sizes(
+                        "copy",
+                        options,
+                        dtype,
+                        {"copy": f"{kind} {direction}"},
+                        (kind, direction),
+                        {"clock": "complete"},
+                    )
+        else:
+            for graph in modes:
+                rows += _sizes(command, options, dtype, {"mode": _mode(graph)}, (), {"graph": graph})
+    for row in rows:
+        row.dtype = row.arguments[-1].dtype
+    return rows
+
+
+def _mode(graph):
+    return "graph" if graph else "eager"
+
+
+def _atomics(options, dtype):
+    names = options.op or [
+        name for name in ATOMICS if dtype.kind != "f" or name in ("fetch", "set", "add", "fetch_add", "swap")
+    ]
+    return [
+        _Row({"operation": f"atomic_{name}", "dtype": dtype.name}, "atomic", (name, Shape(1, dtype)), how={"clock": "enqueue"})
+        for name in names
+    ]  # fmt: skip
+
+
+def _sizes(command, options, dtype, columns, arguments, how):
+    """A row for each size; where two come to the same number of elements, one."""
+    rows: list[_Row] = []
+    size = float(options.b)
+    algorithms = getattr(options, "algorithm", ["auto"])
     while round(size) <= options.e:
-        count = max(1, round(size) // dtype.itemsize)
         shape = Shape(
-            count,
+            max(1, round(size) // dtype.itemsize),
             dtype,
             getattr(options, "op", "sum"),
-            getattr(options, "algorithm", "auto"),
+            algorithms[0],
             getattr(options, "local", "buffer"),
+            getattr(options, "signal", False),
         )
         if not rows or rows[-1].nbytes != shape.nbytes:
-            rows.append(_Row({"bytes": shape.nbytes, "count": count}, command, (shape,), shape.nbytes))
+            own = {**columns, "dtype": dtype.name, "bytes": shape.nbytes, "count": shape.count}
+            rows.append(_Row(own, command, (*arguments, shape), shape.nbytes, how=how))
         size *= options.f
     return rows
 
 
-class Bench:
-    """A job, its sampler, and the libraries that are compared; collective.
-
-    Parameters
-    ----------
-    peers : list of str
-        Of `PEERS`.
-    heap_size : int
-        Bytes of the symmetric heap of each PE.
-    **sampling
-        For `Sampler`.
-    """
-
-    def __init__(self, peers, heap_size, **sampling):
-        from mpi4py import MPI
-
-        import nvsym
-
-        from .mpi4py_cases import Mpi4pyCases
-        from .nvsym_cases import NvsymCases
-        from .shmem4py_cases import Shmem4pyCases
-
-        self.comm = MPI.COMM_WORLD
-        self.context = nvsym.init(backend="host", heap_size=heap_size)
-        self.n_pes = nvsym.n_pes()
-        self.is_first = nvsym.my_pe() == 0
-        self.nodes = len(set(self.context.nodes()))
-        self.libraries: list[Any] = [NvsymCases()]
-        self.unavailable: dict[str, str] = {}
-        for name in peers:
-            try:
-                self.libraries.append(
-                    Mpi4pyCases(self.comm, self.nodes > 1) if name == "mpi4py" else Shmem4pyCases(self.comm)
-                )
-            except PeerUnavailableError as error:
-                self.unavailable[name] = str(error)
-        self.sampler = Sampler(self.comm, nvsym.sync_all, **sampling)
-
-    def measure(self, method, *arguments):
-        """The fastest `Series` of each library for an operation, by name, and the reasons of those that have none."""
-        cases, reasons = [], {}
-        for library in self.libraries:
-            try:
-                cases += getattr(library, method)(*arguments)
-            except PeerUnavailableError as error:
-                reasons[library.name] = str(error)
-        return best(self.sampler.measure(cases)), reasons
-
-    def describe(self):
-        """What was compared, in one line each."""
-        return [library.describe() for library in self.libraries]
-
-    def close(self):
-        """End the job."""
-        self.context.finalize()
-
-
-def describe_machine():
-    """The machine in words: processor, cores that may be used, memory, kernel, load."""
-    model = platform.machine()
-    with open("/proc/cpuinfo") as file:
-        lines = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    if lines:
-        model = lines[0]
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    load = os.getloadavg()[0]
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, {gib:.0f} GiB, Linux {platform.release()}, load {load:.1f}"
+def _check_files(comm, options):
+    """That the files can be written, as PE 0 sees it, before anything is measured."""
+    reason = None
+    if comm.Get_rank() == 0:
+        for option, name in (("--json", options.json), ("--plot", options.plot)):
+            if name not in (None, "-") and not Path(name).resolve().parent.is_dir():
+                reason = f"{option}: there is no folder {Path(name).resolve().parent}"
+    reason = comm.bcast(reason)
+    if reason is not None:
+        raise _UsageError(reason)
 
 
 def _run(command, options):
+    from mpi4py import MPI
+
+    _check_files(MPI.COMM_WORLD, options)
     largest = getattr(options, "e", 1)
-    bench = Bench(options.vs, 4 * largest + (64 << 20), calls=options.n, warmup=options.w, batches=options.batches)
+    algorithms = getattr(options, "algorithm", ["auto"])[1:]
+    sampling = {"calls": options.n, "warmup": options.w, "batches": options.batches}
+    if options.budget is not None:
+        sampling["budget"] = options.budget
+    peers = options.vs
+    if peers is None:  # what a row means little without, wherever it is
+        peers = {"copy": ["cuda", "numpy"], "overhead": ["nvshmem", "cuda"]}.get(command, [])
+    bench = Bench(
+        peers, 4 * largest + (64 << 20), backend=options.backend, largest=max(largest, _OVERHEAD_BYTES),
+        algorithms=algorithms, **sampling,
+    )  # fmt: skip
     try:
+        if options.vs is None:
+            bench.unavailable.clear()
+        if command == "overhead" and options.dtype is None:
+            options.dtype = [np.dtype(np.float32 if bench.on_gpus else np.int64)]
         return _measure(bench, command, options)
     finally:
         bench.close()
 
 
-def _measure(bench, command, options):
-    if command == "latency" and bench.n_pes < 2:
-        print("python -m nvsym bench latency: needs 2 PEs; start it by mpirun -n 2", file=sys.stderr)
-        return 1
-    rows = _rows(command, options)
-    peers = [library.name for library in bench.libraries[1:]]
+def _report(bench, command, options):
     report: dict[str, Any] = {
         "bench": command,
         "pes": bench.n_pes,
         "nodes": bench.nodes,
-        "machine": describe_machine(),
+        "machine": describe_machine(bench.gpu if bench.on_gpus else None),
         "libraries": bench.describe(),
         "unavailable": bench.unavailable,
-        "options": {
-            key: value.name if isinstance(value, np.dtype) else value
-            for key, value in vars(options).items()
-            if key != "json"
-        },
-        "method": METHOD,
+        "options": _plain(options),
+        "method": GPU_METHOD if bench.on_gpus else METHOD,
         "rows": [],
     }
-    printer = _Printer(command, rows[0], peers, options.json) if bench.is_first else None
-    if printer:
+    if bench.on_gpus and command in ("allreduce", "put", "get"):
+        report["references"] = bench.references()
+    return report
+
+
+def _plain(options):
+    values = {}
+    for key, value in vars(options).items():
+        if key in ("json", "plot", "largest"):
+            continue
+        if key == "dtype":
+            value = [one.name for one in value]
+            value = value[0] if len(value) == 1 else value
+        if key == "algorithm" and len(value) == 1:
+            value = value[0]
+        values[key] = value
+    return values
+
+
+def _measure(bench, command, options):
+    if command == "latency" and bench.n_pes < 2:
+        if bench.is_first:
+            print("python -m nvsym bench latency: needs 2 PEs; start it by mpirun -n 2", file=sys.stderr)
+        return 1
+    rows = _rows(command, options, bench.on_gpus)
+    report = _report(bench, command, options)
+    peers = [library.name for library in bench.libraries[1:]]
+    printer = None
+    if bench.is_first:
+        printer = Printer(command, _shown(rows), peers, _rates(command, rows[0], report), options.json)
         printer.begin(report)
-    wrong = 0
-    for row in rows:
+    wrong, dtype = 0, None
+    for number, row in enumerate(rows, 1):
         if printer:
-            printer.announce(row)
+            printer.announce(row, number, len(rows))
+        if row.dtype is not dtype:
+            if dtype is not None:
+                bench.release()
+            dtype = row.dtype
+            largest = max([one.nbytes or _OVERHEAD_BYTES for one in rows if one.dtype is dtype])
+            bench.prepare(largest, dtype)
+        how = row.how if bench.on_gpus else {}
         try:
-            series, reasons = bench.measure(row.method, *row.arguments)
+            series, reasons = bench.measure(row.method, *row.arguments, **how)
         except (TypeError, ValueError) as error:
             # nvsym's answer to arguments that are the same on every PE, so it is raised on every PE.
-            if bench.is_first:
-                print(f"python -m nvsym bench {command}: error: {error}", file=sys.stderr)
-            return 2
-        result = _result(command, row, series, reasons, bench.n_pes)
+            raise _UsageError(error) from None
+        result = _result(command, row, bench, series, reasons, report)
         wrong += sum(not one["correct"] for one in [result["nvsym"], *result["peers"].values()])
         report["rows"].append(result)
         if printer:
             printer.row(result)
+    bench.release()
+    return _finish(bench.comm, options, report, printer, wrong)
+
+
+def _finish(comm, options, report, printer, wrong):
+    """Write what was asked for, on PE 0; the exit status is that of all PEs."""
+    status = 1 if wrong else 0
     if printer:
-        printer.end(report, wrong)
-    return 1 if wrong else 0
+        try:
+            printer.end(report, wrong)
+            if options.plot is not None:
+                from .plot import plot
+
+                plot(report, options.plot)
+        except OSError as error:
+            print(f"python -m nvsym bench {report['bench']}: error: {error}", file=sys.stderr)
+            status = 1
+    return comm.bcast(status)
 
 
-def _result(command, row, series, reasons, n_pes):
+def _shown(rows):
+    """The columns that differ between rows, and those that say what a row is."""
+    return [
+        name
+        for name in rows[0].columns
+        if name not in ("dtype", "mode") or len({row.columns[name] for row in rows}) > 1
+    ]
+
+
+def _rates(command, first, report):
+    if first.nbytes is None or command == "latency":
+        return []
+    rates = ["GB_per_s", "bus_GB_per_s"] if command == "allreduce" else ["GB_per_s"]
+    return [*rates, "floor_us"] if command == "allreduce" and report.get("references") else rates
+
+
+def _result(command, row, bench, series, reasons, report):
     own = series["nvsym"]
     result = {**row.columns, "nvsym": own.as_dict(), "peers": {}, "unavailable": reasons}
     if row.nbytes is not None and command != "latency":
         result["nvsym"]["GB_per_s"] = row.nbytes / own.median / 1e9
         if command == "allreduce":
             # The bus bandwidth of nccl-tests: what each PE has to send at least, whatever the algorithm.
-            result["nvsym"]["bus_GB_per_s"] = result["nvsym"]["GB_per_s"] * 2 * (n_pes - 1) / n_pes
+            result["nvsym"]["bus_GB_per_s"] = result["nvsym"]["GB_per_s"] * 2 * (bench.n_pes - 1) / bench.n_pes
+            if report.get("references"):
+                floor = bench.floor(report["references"], row.nbytes)
+                result["nvsym"]["floor_us"] = None if floor is None else floor * 1e6
     for name, one in series.items():
         if name != "nvsym":
             result["peers"][name] = {**one.as_dict(), "ratio": own.median / one.median}
+    # Every way that was measured, where a library has several.
+    names = [one.case.library for one in bench.series]
+    result["variants"] = [
+        {"library": one.case.library, **one.as_dict()} for one in bench.series if names.count(one.case.library) > 1
+    ]
     return result
 
 
-class _Printer:
-    """Writes the rows as they come, on PE 0."""
+def _init(options):
+    from mpi4py import MPI
 
-    def __init__(self, command, first, peers, as_json):
-        self.as_json = as_json
-        self.peers = peers
-        self.own = list(first.columns)
-        self.rates = []
-        if first.nbytes is not None and command != "latency":
-            self.rates = ["GB_per_s", "bus_GB_per_s"] if command == "allreduce" else ["GB_per_s"]
+    import nvsym
 
-    def begin(self, report):
-        if self.as_json:
-            return
-        print(f"# nvsym bench {report['bench']}: {report['pes']} PEs on {report['nodes']} node(s); {report['machine']}")
-        for line in [*report["libraries"], *report["unavailable"].values()]:
-            print(f"# {line}")
-        words, line = METHOD.split(), "#"
-        for word in words:
-            if len(line) + len(word) > 118:
-                print(line)
-                line = "#"
-            line += f" {word}"
-        print(line)
-        titles = [f"{name:>10}" if name in ("bytes", "count") else f"{name:<22}" for name in self.own]
-        titles.append(f"{'nvsym us':>11}")
-        titles += [f"{'bus GB/s' if rate.startswith('bus') else 'GB/s':>9}" for rate in self.rates]
-        titles += [f"{name + ' us':>12} {'ratio':>7}" for name in self.peers]
-        print("  ".join(titles), flush=True)
-
-    def announce(self, row):
-        if self.as_json:
-            print(f"nvsym bench: {' '.join(map(str, row.columns.values()))} ...", file=sys.stderr, flush=True)
-
-    def row(self, result):
-        if self.as_json:
-            return
-        cells = [f"{result[name]:>10}" if name in ("bytes", "count") else f"{result[name]:<22}" for name in self.own]
-        cells.append(f"{result['nvsym']['median_us']:>11.3f}")
-        cells += [f"{result['nvsym'][rate]:>9.3f}" for rate in self.rates]
-        remarks = []
-        for name in self.peers:
-            peer = result["peers"].get(name)
-            if peer is None:
-                cells.append(f"{'-':>12} {'-':>7}")
-                remarks.append(result["unavailable"].get(name, ""))
-                continue
-            cells.append(f"{peer['median_us']:>12.3f} {peer['ratio']:>7.3f}")
-            if peer["variant"]:
-                remarks.append(peer["variant"])
-        remarks += [
-            f"WRONG RESULT of {name}"
-            for name, one in [("nvsym", result["nvsym"]), *result["peers"].items()]
-            if not one["correct"]
-        ]
-        print("  ".join([*cells, *filter(None, remarks)]), flush=True)
-
-    def end(self, report, wrong):
-        if self.as_json:
-            print(json.dumps(report, indent=1), flush=True)
-        elif wrong:
-            print(f"# {wrong} wrong results", flush=True)
+    comm = MPI.COMM_WORLD
+    _check_files(comm, options)
+    gpus = options.backend != "host" and nvsym.SHMEMContext.number_of_devices() > 0
+    peers = options.vs if options.vs is not None else (["nvshmem"] if gpus else [])
+    found, unavailable = measure_init(comm, options.backend, peers, options.heap, options.rounds, options.first)
+    report: dict[str, Any] = {
+        "bench": "init",
+        "pes": comm.Get_size(),
+        "nodes": len(set(comm.allgather(MPI.Get_processor_name()))),
+        "machine": describe_machine(),
+        "libraries": [f"nvsym {nvsym.__version__}"],
+        "unavailable": unavailable,
+        "options": _plain(options),
+        "method": INIT_METHOD,
+        "rows": [],
+    }
+    names = [name for name in peers if name not in unavailable]
+    printer = Printer("init", ["operation"], names, [], options.json, digits=0) if comm.Get_rank() == 0 else None
+    if printer:
+        printer.begin(report)
+    for row in found:
+        # The first beginning of a process is one library's alone.
+        times = {
+            name: {"median_us": seconds * 1e6, "variant": "", "correct": True}
+            for name, seconds in row["seconds"].items()
+        }
+        own = times.pop("nvsym", None)
+        result = {"operation": row["what"], "nvsym": own, "peers": times, "unavailable": {}}
+        if own is None:
+            result["nvsym"] = {"median_us": None, "variant": "", "correct": True}
+        for peer in times.values():
+            peer["ratio"] = None if own is None else own["median_us"] / peer["median_us"]
+        report["rows"].append(result)
+        if printer:
+            printer.row(result)
+    return _finish(comm, options, report, printer, 0)

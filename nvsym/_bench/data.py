@@ -2,10 +2,12 @@
 """The data that the cases of all libraries send, and what has to arrive."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-__all__ = ["ATOMICS", "Shape", "pattern", "reduced", "same"]
+__all__ = ["ATOMICS", "Shape", "expected_bytes", "pattern", "reduced", "same"]
 
 ATOMICS = ("fetch", "set", "add", "fetch_add", "inc", "swap", "compare_swap", "and", "or", "xor")
 
@@ -19,6 +21,8 @@ _UFUNCS = {
     "xor": np.bitwise_xor,
 }
 
+_PERIOD = 3  # of the patterns, in elements
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -29,6 +33,7 @@ class Shape:
     op: str = "sum"
     algorithm: str = "auto"
     local: str = "buffer"
+    signal: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +42,7 @@ class Shape:
 
 def pattern(count, dtype, pe):
     """What PE `pe` sends: small whole numbers, which every element type holds."""
-    return ((np.arange(count) + pe) % 3).astype(dtype)
+    return ((np.arange(count) + pe) % _PERIOD).astype(dtype)
 
 
 def reduced(count, dtype, op, n_pes):
@@ -47,6 +52,30 @@ def reduced(count, dtype, op, n_pes):
     for pe in range(1, n_pes):
         total = _UFUNCS[op](total, pattern(count, wide, pe))
     return total
+
+
+@lru_cache(maxsize=4)
+def expected_bytes(kind, dtype, nbytes, *arguments):
+    """The first `nbytes` of ``pattern(..., pe)`` or ``reduced(..., op, n_pes)`` in that element type, as bytes.
+
+    Parameters
+    ----------
+    kind : {"pattern", "reduced"}
+    dtype : numpy.dtype
+    nbytes : int
+    *arguments
+        pe; or op and n_pes.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of uint8, read-only.
+    """
+    make: Any = {"pattern": pattern, "reduced": reduced}[kind]
+    period = make(_PERIOD, dtype, *arguments).astype(dtype).view(np.uint8)
+    whole = np.resize(period, nbytes)
+    whole.flags.writeable = False
+    return whole
 
 
 def same(found, expected):

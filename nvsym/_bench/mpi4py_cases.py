@@ -74,6 +74,8 @@ class Mpi4pyCases:
 
     def put(self, shape: Shape):
         """`Put` and `Flush` to the next PE."""
+        if shape.signal:
+            raise PeerUnavailableError("mpi4py: MPI has no put with signal")
         cases = []
         for variant, make in self.windows.items():
             window = self._window(make, shape.nbytes)
@@ -215,6 +217,10 @@ class Mpi4pyCases:
             return bool(self._memory(window, shape.dtype)[0] == {"fetch": 0, "and": 0}.get(name, 1))
 
         return self._case(variant, call, check, self._free(window))
+
+    def copy(self, kind, direction, shape: Shape):
+        """MPI is no way to copy within a process."""
+        raise PeerUnavailableError("mpi4py: copies within a process are compared with NumPy's")
 
     def overhead(self, name, shape: Shape):
         """What comes closest to a call that nvsym makes on its own PE."""

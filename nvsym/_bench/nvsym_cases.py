@@ -19,17 +19,27 @@ allreduce: Any = nvsym.allreduce
 
 
 class NvsymCases:
-    """Makes the cases; each method is collective and returns the ways of the operation to be tried."""
+    """Makes the cases; each method is collective and returns the ways of the operation to be tried.
 
-    name = "nvsym"
+    Parameters
+    ----------
+    name : str
+        What the table calls it.
+    algorithm : str, optional
+        Of allreduce, in place of the one that is asked for; it is then all that is measured.
+    """
 
-    def __init__(self):
+    def __init__(self, name="nvsym", algorithm=None):
+        self.name = name
+        self.algorithm = algorithm
         self.me = nvsym.my_pe()
         self.n = nvsym.n_pes()
         self.right = (self.me + 1) % self.n
         self.left = (self.me - 1) % self.n
 
     def describe(self):
+        if self.algorithm is not None:
+            return f"{self.name}: algorithm {self.algorithm!r} of allreduce"
         return f"nvsym {nvsym.__version__}, {nvsym.context().backend} backend"
 
     def _case(self, variant, call, buffers, check=lambda: True, steps=1):
@@ -45,19 +55,26 @@ class NvsymCases:
         return kind.zeros(shape.count), source
 
     def put(self, shape: Shape):
-        """A put to the next PE, complete there."""
+        """A put to the next PE, complete there; with a signal behind it if the shape says so."""
         dest, source = self._buffers(shape)
         local = source if shape.local == "buffer" else pattern(shape.count, shape.dtype, self.me)
-        put, quiet, pe = nvsym.put, nvsym.quiet, self.right
+        signal = SHMEMBuffer[np.uint64].zeros(1)
+        put, put_signal, quiet, pe = nvsym.put, nvsym.put_signal, nvsym.quiet, self.right
 
-        def call():
+        def plain():
             put(dest, local, pe)
             quiet()
 
-        def check():
-            return same(dest.to_numpy(), pattern(shape.count, shape.dtype, self.left))
+        def signalled():
+            put_signal(dest, local, signal, 1, pe)
+            quiet()
 
-        return [self._case("", call, [dest, source], check)]
+        def check():
+            arrived = same(dest.to_numpy(), pattern(shape.count, shape.dtype, self.left))
+            return arrived and (not shape.signal or int(signal.to_numpy()[0]) == 1)
+
+        call = signalled if shape.signal else plain
+        return [self._case("put_signal" if shape.signal else "", call, [dest, source, signal], check)]
 
     def get(self, shape: Shape):
         """A get from the next PE."""
@@ -106,8 +123,9 @@ class NvsymCases:
         def check():
             return same(dest.to_numpy(), reduced(shape.count, shape.dtype, shape.op, self.n))
 
-        call = partial(allreduce, dest, source, shape.op, algorithm=shape.algorithm)
-        return [self._case("" if shape.algorithm == "auto" else shape.algorithm, call, [dest, source], check)]
+        algorithm = self.algorithm or shape.algorithm
+        call = partial(allreduce, dest, source, shape.op, algorithm=algorithm)
+        return [self._case("" if algorithm == "auto" else algorithm, call, [dest, source], check)]
 
     def barrier(self, shape: Shape):
         """A barrier of all PEs."""
@@ -124,6 +142,21 @@ class NvsymCases:
             return bool(target.to_numpy()[0] == expected)
 
         return [self._case("", partial(getattr(nvsym, f"atomic_{name}"), target, *arguments), [target], check)]
+
+    def copy(self, kind, direction, shape: Shape):
+        """A copy of an array to a buffer of this PE, or back."""
+        dest, source = self._buffers(shape)
+        array: Any = pattern(shape.count, shape.dtype, self.me)
+        if kind == "HostBuffer":
+            array = nvsym.HostBuffer(shape.dtype, shape.count)
+            array[:] = pattern(shape.count, shape.dtype, self.me)
+        if direction == "to buffer":
+            call = partial(dest.enqueue_copy_from, array)
+            return [self._case("", call, [dest, source], lambda: same(dest.to_numpy(), np.asarray(array)))]
+        wanted = array.copy()
+        array[:] = 0
+        call = partial(source.enqueue_copy_to, array)
+        return [self._case("", call, [dest, source], lambda: same(np.asarray(array), np.asarray(wanted)))]
 
     def overhead(self, name, shape: Shape):
         """What a call costs on this PE, without another one: puts and the like go to the PE itself."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Case", "PeerUnavailableError", "Sampler", "Series", "best"]
+__all__ = ["Case", "PeerUnavailableError", "Sampler", "Series", "agree", "best"]
 
 METHOD = (
     "Each batch: the PEs meet, then some calls that are not counted, then the counted ones, back to back. Batches of "
@@ -40,7 +40,7 @@ class Case:
     Attributes
     ----------
     library : str
-        ``"nvsym"``, ``"mpi4py"`` or ``"shmem4py"``.
+        ``"nvsym"``, or the name of what it is compared with.
     variant : str
         Which way of several; empty where there is one.
     call : callable
@@ -53,15 +53,24 @@ class Case:
         Gives back what the case holds; collective.
     steps : int
         Operations in one call (2 in a round trip of which one way is wanted).
+    reset : callable
+        Makes what `check` looks at wrong, and the input what it is to be. On GPUs only.
+    in_place : bool
+        The input is overwritten, so that repeated calls do not give the result that `check` expects.
+    loop : callable, optional
+        Makes the call so many times without Python between them. On GPUs only.
     """
 
     library: str
     variant: str
     call: Callable[[], Any]
-    settle: Callable[[], Any]
+    settle: Callable[[], Any] = nothing
     check: Callable[[], bool] = lambda: True
     close: Callable[[], Any] = nothing
     steps: int = 1
+    reset: Callable[[], Any] = nothing
+    in_place: bool = False
+    loop: Callable[[int], Any] | None = None
 
 
 @dataclass
@@ -77,12 +86,18 @@ class Series:
         Seconds of one operation: one for each batch, averaged over the PEs.
     correct : bool
         On every PE.
+    launches : int
+        Of the graph of `calls` calls, in a batch; 0: no graph.
+    cost : float
+        Seconds of a batch, about.
     """
 
     case: Case
     calls: int
     samples: list[float] = field(default_factory=list)
     correct: bool = True
+    launches: int = 0
+    cost: float = 0.0
 
     @property
     def median(self) -> float:
@@ -98,9 +113,38 @@ class Series:
             "p75_us": high,
             "min_us": min(self.samples) * 1e6,
             "calls": self.calls,
+            **({"launches": self.launches} if self.launches else {}),
             "batches": len(self.samples),
             "correct": self.correct,
         }
+
+
+def agree(comm, action):
+    """Do something on all PEs that may fail on some, in another library; collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+    action : callable
+
+    Returns
+    -------
+    (object, str or None)
+        What it returned; or None and the reason, the same on every PE, if it raised on any.
+    """
+    result, reason = None, None
+    try:
+        result = action()
+    except PeerUnavailableError as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001  whatever another library raises ends its part, not the job
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0]}"[:300]
+    reasons = comm.allgather(reason)
+    for pe, text in enumerate(reasons):
+        if text is not None:
+            return None, text if all(other == text for other in reasons) else f"PE {pe}: {text}"
+    return result, None
 
 
 def best(series: list[Series]) -> dict[str, Series]:

@@ -66,6 +66,8 @@ class Shmem4pyCases:
 
     def put(self, shape: Shape):
         """`put` and `quiet` to the next PE."""
+        if shape.signal:
+            raise PeerUnavailableError("shmem4py: Open MPI 4's OpenSHMEM has no put with signal")
         dest, source = self._arrays(shape)
         put, quiet, pe = self.shmem.put, self.shmem.quiet, self.right
 
@@ -131,6 +133,10 @@ class Shmem4pyCases:
         arguments = {"fetch": (pe,), "inc": (pe,), "compare_swap": (0, 1, pe)}.get(name, (1, pe))
         call = partial(getattr(self.shmem, f"atomic_{name}"), target, *arguments)
         return [self._case("", call, [target], lambda: bool(target[0] == {"fetch": 0, "and": 0}.get(name, 1)))]
+
+    def copy(self, kind, direction, shape: Shape):
+        """Its buffers are NumPy arrays."""
+        raise PeerUnavailableError("shmem4py: copies within a process are compared with NumPy's")
 
     def overhead(self, name, shape: Shape):
         """The same call on the PE itself."""

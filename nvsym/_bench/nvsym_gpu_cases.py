@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of nvsym on GPUs that are measured."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import nvsym
+
+from .data import Shape, pattern
+from .gpu_cases import GpuCases
+
+__all__ = ["NvsymGpuCases"]
+
+# Element types, operators and algorithms come from the command line, which a type checker cannot follow.
+SHMEMBuffer: Any = nvsym.SHMEMBuffer
+allreduce: Any = nvsym.allreduce
+
+
+class NvsymGpuCases(GpuCases):
+    """Makes the cases of nvsym; with a `name` of its own, one more algorithm of allreduce."""
+
+    def __init__(self, gpu, name="nvsym", algorithm=None):
+        super().__init__(gpu)
+        self.name = name
+        self.algorithm = algorithm
+        self.dest: Any = None
+        self.source: Any = None
+        self.signal: Any = None
+
+    def describe(self):
+        if self.algorithm is not None:
+            return f"{self.name}: algorithm {self.algorithm!r} of allreduce"
+        device = self.gpu.context.device
+        return f"nvsym {nvsym.__version__}, {self.gpu.context.backend} backend on {device.name}"
+
+    def prepare(self, nbytes, dtype):
+        kind = SHMEMBuffer[dtype]
+        count = max(1, -(-nbytes // dtype.itemsize))
+        self.dest, self.source = kind(count), kind(count)
+        self.signal = SHMEMBuffer[np.uint64].zeros(1)
+        self.gpu.fill(self.source.unsafe_ptr(), count, dtype, self.me)
+        self.gpu.wipe(self.dest.unsafe_ptr(), count * dtype.itemsize)
+
+    def release(self):
+        for buffer in (self.dest, self.source, self.signal):
+            if buffer is not None:
+                buffer.free()
+        self.dest = self.source = self.signal = None
+
+    def _slices(self, shape: Shape):
+        return self.dest[0 : shape.count], self.source[0 : shape.count]
+
+    def put(self, shape: Shape):
+        dest, source = self._slices(shape)
+        local = source if shape.local == "buffer" else pattern(shape.count, shape.dtype, self.me)
+        put, put_signal, quiet, signal, pe = nvsym.put, nvsym.put_signal, nvsym.quiet, self.signal, self.right
+
+        def plain():
+            put(dest, local, pe)
+            quiet()
+
+        def signalled():
+            put_signal(dest, local, signal, 1, pe)
+            quiet()
+
+        return [
+            self._case(
+                signalled if shape.signal else plain, variant="put_signal" if shape.signal else "",
+                at=dest.unsafe_ptr(), shape=shape, expected=("pattern", self.left),
+            )
+        ]  # fmt: skip
+
+    def get(self, shape: Shape):
+        dest, source = self._slices(shape)
+        if shape.local == "buffer":
+            call = partial(nvsym.get, dest, source, self.right)
+            return [self._case(call, at=dest.unsafe_ptr(), shape=shape, expected=("pattern", self.right))]
+        array = np.zeros(shape.count, shape.dtype)
+        wanted = pattern(shape.count, shape.dtype, self.right)
+        call = partial(nvsym.get, array, source, self.right)
+        return [self._case(call, check=lambda: bool((array == wanted).all()))]
+
+    def latency(self, shape: Shape):
+        dest, source = self._slices(shape)
+        signal, other = self.signal, self.other
+        put_signal, wait = nvsym.put_signal, nvsym.signal_wait_until
+        if other >= self.n:
+            return [self._case(lambda: None, variant="put_signal", steps=2)]
+        self.count = 0
+
+        def lead():
+            self.count += 1
+            put_signal(dest, source, signal, self.count, other)
+            wait(signal, "ge", self.count)
+
+        def follow():
+            self.count += 1
+            wait(signal, "ge", self.count)
+            put_signal(dest, source, signal, self.count, other)
+
+        def close():
+            self.gpu.synchronize()
+            signal.fill(0)
+            self.gpu.synchronize()
+
+        return [
+            self._case(
+                follow if self.me & 1 else lead, variant="put_signal", at=dest.unsafe_ptr(), shape=shape,
+                expected=("pattern", other), steps=2, close=close,
+            )
+        ]  # fmt: skip
+
+    def allreduce(self, shape: Shape):
+        dest, source = self._slices(shape)
+        algorithm = self.algorithm or shape.algorithm
+        return [
+            self._case(
+                partial(allreduce, dest, source, shape.op, algorithm=algorithm),
+                variant="" if algorithm == "auto" else algorithm, at=dest.unsafe_ptr(), shape=shape,
+                expected=self._reduced(shape),
+            )
+        ]  # fmt: skip
+
+    def barrier(self, shape: Shape):
+        return [self._case(nvsym.barrier_all)]
+
+    def atomic(self, name, shape: Shape):
+        target = self.dest[0:1]
+        arguments = {"fetch": (self.right,), "inc": (self.right,), "compare_swap": (0, 1, self.right)}.get(
+            name, (1, self.right)
+        )
+
+        def check():
+            return bool(target.to_numpy()[0] == {"fetch": 0, "and": 0}.get(name, 1))
+
+        call = partial(getattr(nvsym, f"atomic_{name}"), target, *arguments)
+        return [self._case(call, check=check, reset=lambda: target.fill(0))]
+
+    def copy(self, kind, direction, shape: Shape):
+        device = self.dest[0 : shape.count]
+        host: Any
+        if kind == "pinned":
+            host = self.gpu.context.enqueue_create_host_buffer(shape.dtype, shape.count)
+        else:
+            host = np.empty(shape.count, shape.dtype)
+        if direction == "to GPU":
+            host[:] = pattern(shape.count, shape.dtype, self.me)
+            call = partial(device.enqueue_copy_from, host)
+            return [self._case(call, at=device.unsafe_ptr(), shape=shape, expected=("pattern", self.me))]
+        device = self.source[0 : shape.count]
+        host.view(np.uint8)[:] = 0x55
+        wanted = pattern(shape.count, shape.dtype, self.me)
+        call = partial(device.enqueue_copy_to, host)
+        return [self._case(call, check=lambda: bool(np.array_equal(host, wanted)))]
+
+    def overhead(self, name, shape: Shape):
+        me, pe = self.me, self.right
+        dest, source = self._slices(shape)
+        kind = SHMEMBuffer[shape.dtype]
+        calls = {
+            "my_pe": nvsym.my_pe,
+            "n_pes": nvsym.n_pes,
+            "slice": lambda: dest[0:1],
+            "put": partial(nvsym.put, dest, source, pe),
+            "get": partial(nvsym.get, dest, source, pe),
+            "put_signal": partial(nvsym.put_signal, dest, source, self.signal, 1, pe),
+            "signal_op": partial(nvsym.signal_op, self.signal, 1, pe),
+            "quiet": nvsym.quiet,
+            "barrier_all": nvsym.barrier_all,
+            "reduce by NVSHMEM": partial(allreduce, dest, source, "sum", algorithm="nvshmem"),
+            "allreduce": partial(allreduce, dest, source, "sum"),
+            "allocate + free": lambda: kind(shape.count).free(),
+        }
+        check = {"my_pe": lambda: nvsym.my_pe() == me, "n_pes": lambda: nvsym.n_pes() == self.n}.get(name)
+        return [self._case(calls[name], check=check)]

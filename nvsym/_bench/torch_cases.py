@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's allreduce: torch.distributed over NCCL, and the kernels of its symmetric memory."""
+
+import datetime
+import os
+import socket
+from typing import Any
+
+from ..dtypes import as_dtype
+from .data import Shape
+from .gpu_cases import GpuCases
+from .sampling import PeerUnavailableError, agree
+
+__all__ = ["TorchCases"]
+
+_TYPES = {
+    "float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "float64": "float64", "int32": "int32",
+    "int64": "int64", "int8": "int8", "uint8": "uint8", "int16": "int16",
+}  # fmt: skip
+
+_group: list[Any] = []  # the process group of this process: made once, ended with it
+
+
+def _environment(comm, one_node):
+    """What ``init_method="env://"`` reads, from the job; what is set already stays."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        offer = (socket.gethostname(), listener.getsockname()[1])
+    host, port = comm.bcast(offer if comm.Get_rank() == 0 else None)
+    values = {
+        "MASTER_ADDR": "127.0.0.1" if one_node else host,
+        "MASTER_PORT": str(port),
+        "RANK": str(comm.Get_rank()),
+        "WORLD_SIZE": str(comm.Get_size()),
+    }
+    if one_node:
+        values["GLOO_SOCKET_IFNAME"] = "lo"
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+class TorchCases(GpuCases):
+    """Makes the cases of PyTorch; collective.
+
+    Where PEs share a GPU there is no NCCL, and the group meets over Gloo; symmetric memory then is made with the setting
+    that PyTorch has for its own tests of that.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    comm : mpi4py.MPI.Comm
+    one_node : bool
+    """
+
+    name = "torch"
+
+    def __init__(self, gpu, comm, one_node):
+        super().__init__(gpu)
+        self.comm = comm
+        self.shared = gpu.gpus < gpu.n
+        if self.shared:
+            os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+        self.torch, reason = agree(comm, self._import)
+        if reason is not None:
+            raise PeerUnavailableError(f"torch: {reason}")
+        self.tensor: Any = None
+        self.out: Any = None
+        self.master: Any = None
+        self.why_no_symmetric: str | None = None
+        if not _group:
+            _environment(comm, one_node)
+            _, reason = agree(comm, self._start)
+            if reason is not None:
+                raise PeerUnavailableError(f"torch: {reason}")
+        self.group = _group[0].group_name
+        self.stream = self.torch.cuda.ExternalStream(gpu.stream, device=gpu.ordinal)
+
+    def _import(self):
+        import torch
+        import torch.distributed
+        import torch.distributed._symmetric_memory
+
+        if not torch.cuda.is_available():
+            raise PeerUnavailableError("this build of PyTorch has no CUDA")
+        torch.cuda.set_device(self.gpu.ordinal)
+        return torch
+
+    def _start(self):
+        limit = datetime.timedelta(seconds=60)
+        if self.shared:
+            self.torch.distributed.init_process_group("gloo", timeout=limit)
+        else:
+            device = self.torch.device("cuda", self.gpu.ordinal)
+            self.torch.distributed.init_process_group("nccl", timeout=limit, device_id=device)
+        _group.append(self.torch.distributed.group.WORLD)
+
+    def describe(self):
+        symmetric = f"; no symmetric memory: {self.why_no_symmetric}" if self.why_no_symmetric else ""
+        how = "" if self.shared else ", torch.distributed over NCCL"
+        return f"torch: PyTorch {self.torch.__version__}{how}, symmetric memory{symmetric}"
+
+    def _type(self, dtype):
+        name = as_dtype(dtype).name
+        if name not in _TYPES:
+            self._missing(f"no allreduce of {name}")
+        return getattr(self.torch, _TYPES[name])
+
+    def prepare(self, nbytes, dtype):
+        name = as_dtype(dtype).name
+        if name not in _TYPES:
+            return
+        count = max(8, -(-nbytes // dtype.itemsize))
+        _, reason = agree(self.comm, lambda: self._plain_memory(count, dtype))
+        if reason is None:
+            _, self.why_no_symmetric = agree(self.comm, lambda: self._symmetric_memory(count, dtype))
+        if self.why_no_symmetric is not None:
+            self.tensor = None
+        if reason is not None:
+            raise PeerUnavailableError(reason)
+
+    def _plain_memory(self, count, dtype):
+        device = self.torch.device("cuda", self.gpu.ordinal)
+        self.out = self.torch.empty(count, dtype=self._type(dtype), device=device)
+        self.master = self.torch.empty(count, dtype=self._type(dtype), device=device)
+        self.gpu.fill(self.master.data_ptr(), count, dtype, self.me)
+
+    def _symmetric_memory(self, count, dtype):
+        symmetric = self.torch.distributed._symmetric_memory
+        device = self.torch.device("cuda", self.gpu.ordinal)
+        self.tensor = symmetric.empty(count, dtype=self._type(dtype), device=device)
+        symmetric.rendezvous(self.tensor, self.group)
+        self.torch.cuda.synchronize()
+
+    def release(self):
+        self.gpu.synchronize()
+        self.tensor = self.out = self.master = None
+        self.torch.cuda.empty_cache()
+
+    def allreduce(self, shape: Shape):
+        if shape.op != "sum":
+            self._missing("its symmetric memory only sums")
+        self._type(shape.dtype)
+        cases = []
+        if not self.shared:
+            cases.append(self._distributed(shape))
+        if self.tensor is not None:
+            cases += self._symmetric(shape)
+        if not cases:
+            self._missing(self.why_no_symmetric or "PEs share a GPU")
+        return cases
+
+    def _on_stream(self, call):
+        """The call, with the benchmark's stream as PyTorch's current one."""
+        self.torch.cuda.set_stream(self.stream)
+        return call
+
+    def _copied(self, tensor, shape):
+        return lambda: self.gpu.copy(tensor.data_ptr(), self.master.data_ptr(), shape.nbytes)
+
+    def _distributed(self, shape):
+        part = self.out[: shape.count]
+        reduce = self.torch.distributed.all_reduce
+
+        def call():
+            reduce(part)
+
+        return self._case(
+            self._on_stream(call), variant="torch.distributed", at=part.data_ptr(), shape=shape,
+            expected=self._reduced(shape), reset=self._copied(part, shape), in_place=True,
+        )  # fmt: skip
+
+    def _symmetric(self, shape):
+        ops, group = self.torch.ops.symm_mem, self.group
+        part, out = self.tensor[: shape.count], self.out[: shape.count]
+        one_shot, two_shot = ops.one_shot_all_reduce_out, ops.two_shot_all_reduce_
+
+        def call_one_shot():
+            one_shot(part, "sum", group, out)
+
+        def call_two_shot():
+            two_shot(part, "sum", group)
+
+        def reset():
+            self.gpu.copy(part.data_ptr(), self.master.data_ptr(), shape.nbytes)
+            self.gpu.wipe(out.data_ptr(), shape.nbytes)
+
+        self._on_stream(None)
+        return [
+            self._case(
+                call_one_shot, variant="one_shot_all_reduce_out", at=out.data_ptr(), shape=shape,
+                expected=self._reduced(shape), reset=reset,
+            ),
+            self._case(
+                call_two_shot, variant="two_shot_all_reduce_", at=part.data_ptr(), shape=shape,
+                expected=self._reduced(shape), reset=self._copied(part, shape), in_place=True,
+            ),
+        ]  # fmt: skip
