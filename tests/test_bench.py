@@ -356,6 +356,16 @@ def _address(function):
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
+def test_plain_loop():
+    from nvsym._bench.sampling import PlainLoop
+
+    seen = []
+    call = PlainLoop("append(value); append(-value)", append=seen.append, value=3)
+    call()
+    call.loop(2)
+    assert seen == [3, -3] * 3
+
+
 def test_native_calls():
     seen = []
     take = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * 11)(lambda *a: seen.append(a) or 0)

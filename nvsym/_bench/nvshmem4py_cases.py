@@ -6,7 +6,7 @@ from typing import Any
 from ..dtypes import as_dtype
 from .data import Shape
 from .gpu_cases import GpuCases
-from .sampling import PeerUnavailableError
+from .sampling import PeerUnavailableError, PlainLoop
 
 __all__ = ["Nvshmem4pyCases"]
 
@@ -143,23 +143,34 @@ class Nvshmem4pyCases(GpuCases):
         as_set = core.SignalOp.SIGNAL_SET
         if name in ("put", "get", "put_signal"):
             dest, source = self._pair(shape)
-            calls = {
-                "put": lambda: core.put(dest, source, pe, stream),
-                "get": lambda: core.get(dest, source, pe, stream),
-                "put_signal": lambda: core.put_signal(dest, source, signal, 1, as_set, pe, stream),
+            texts = {
+                "put": "put(dest, source, pe, stream)",
+                "get": "get(dest, source, pe, stream)",
+                "put_signal": "put_signal(dest, source, signal, 1, as_set, pe, stream)",
             }
-            return [self._case(calls[name], variant="Buffer")]
+            call = PlainLoop(
+                texts[name], put=core.put, get=core.get, put_signal=core.put_signal, dest=dest, source=source, pe=pe,
+                stream=stream, signal=signal, as_set=as_set,
+            )  # fmt: skip
+            return [self._case(call, variant="Buffer")]
         if name in ("allreduce", "reduce by NVSHMEM"):
             dest, source = self._array_pair(shape)
-            world = _WORLD
-            return [self._case(lambda: core.reduce(world, dest, source, "sum", stream), variant="CuPy array")]
-        calls = {
-            "signal_op": lambda: core.signal_op(signal, 1, as_set, pe, stream),
-            "quiet": lambda: core.quiet(stream),
-            "barrier_all": lambda: core.barrier_all(stream),
+            call = PlainLoop(
+                "reduce(world, dest, source, 'sum', stream)", reduce=core.reduce, world=_WORLD, dest=dest, source=source,
+                stream=stream,
+            )  # fmt: skip
+            return [self._case(call, variant="CuPy array")]
+        texts = {
+            "signal_op": "signal_op(signal, 1, as_set, pe, stream)",
+            "quiet": "quiet(stream)",
+            "barrier_all": "barrier_all(stream)",
         }
-        if name in calls:
-            return [self._case(calls[name])]
+        if name in texts:
+            call = PlainLoop(
+                texts[name], signal_op=core.signal_op, quiet=core.quiet, barrier_all=core.barrier_all, signal=signal,
+                as_set=as_set, pe=pe, stream=stream,
+            )  # fmt: skip
+            return [self._case(call)]
         return super().overhead(name, shape)
 
 

@@ -10,12 +10,12 @@ import nvsym
 
 from .data import Shape, pattern
 from .gpu_cases import GpuCases
+from .sampling import PlainLoop
 
 __all__ = ["NvsymGpuCases"]
 
-# Element types, operators and algorithms come from the command line, which a type checker cannot follow.
+# Element types come from the command line, which a type checker cannot follow.
 SHMEMBuffer: Any = nvsym.SHMEMBuffer
-allreduce: Any = nvsym.allreduce
 
 
 class NvsymGpuCases(GpuCases):
@@ -57,14 +57,11 @@ class NvsymGpuCases(GpuCases):
         local = source if shape.local == "buffer" else pattern(shape.count, shape.dtype, self.me)
         put, put_signal, quiet, signal, pe = nvsym.put, nvsym.put_signal, nvsym.quiet, self.signal, self.right
 
-        def plain():
-            put(dest, local, pe)
-            quiet()
-
-        def signalled():
-            put_signal(dest, local, signal, 1, pe)
-            quiet()
-
+        plain = PlainLoop("put(dest, local, pe); quiet()", put=put, quiet=quiet, dest=dest, local=local, pe=pe)
+        signalled = PlainLoop(
+            "put_signal(dest, local, signal, 1, pe); quiet()", put_signal=put_signal, quiet=quiet, dest=dest, local=local,
+            signal=signal, pe=pe,
+        )  # fmt: skip
         return [
             self._case(
                 signalled if shape.signal else plain, variant="put_signal" if shape.signal else "",
@@ -75,11 +72,11 @@ class NvsymGpuCases(GpuCases):
     def get(self, shape: Shape):
         dest, source = self._slices(shape)
         if shape.local == "buffer":
-            call = partial(nvsym.get, dest, source, self.right)
+            call = PlainLoop("get(dest, source, pe)", get=nvsym.get, dest=dest, source=source, pe=self.right)
             return [self._case(call, at=dest.unsafe_ptr(), shape=shape, expected=("pattern", self.right))]
         array = np.zeros(shape.count, shape.dtype)
         wanted = pattern(shape.count, shape.dtype, self.right)
-        call = partial(nvsym.get, array, source, self.right)
+        call = PlainLoop("get(array, source, pe)", get=nvsym.get, array=array, source=source, pe=self.right)
         return [self._case(call, check=lambda: bool((array == wanted).all()))]
 
     def latency(self, shape: Shape):
@@ -117,14 +114,17 @@ class NvsymGpuCases(GpuCases):
         algorithm = self.algorithm or shape.algorithm
         return [
             self._case(
-                partial(allreduce, dest, source, shape.op, algorithm=algorithm),
+                PlainLoop(
+                    "allreduce(dest, source, op, algorithm=algorithm)", allreduce=nvsym.allreduce, dest=dest, source=source,
+                    op=shape.op, algorithm=algorithm,
+                ),
                 variant="" if algorithm == "auto" else algorithm, at=dest.unsafe_ptr(), shape=shape,
                 expected=self._reduced(shape),
             )
         ]  # fmt: skip
 
     def barrier(self, shape: Shape):
-        return [self._case(nvsym.barrier_all)]
+        return [self._case(PlainLoop("barrier_all()", barrier_all=nvsym.barrier_all))]
 
     def atomic(self, name, shape: Shape):
         target = self.dest[0:1]
@@ -159,19 +159,26 @@ class NvsymGpuCases(GpuCases):
         me, pe = self.me, self.right
         dest, source = self._slices(shape)
         kind = SHMEMBuffer[shape.dtype]
-        calls = {
-            "my_pe": nvsym.my_pe,
-            "n_pes": nvsym.n_pes,
-            "slice": lambda: dest[0:1],
-            "put": partial(nvsym.put, dest, source, pe),
-            "get": partial(nvsym.get, dest, source, pe),
-            "put_signal": partial(nvsym.put_signal, dest, source, self.signal, 1, pe),
-            "signal_op": partial(nvsym.signal_op, self.signal, 1, pe),
-            "quiet": nvsym.quiet,
-            "barrier_all": nvsym.barrier_all,
-            "reduce by NVSHMEM": partial(allreduce, dest, source, "sum", algorithm="nvshmem"),
-            "allreduce": partial(allreduce, dest, source, "sum"),
-            "allocate + free": lambda: kind(shape.count).free(),
+        texts = {
+            "my_pe": "my_pe()",
+            "n_pes": "n_pes()",
+            "slice": "dest[0:1]",
+            "put": "put(dest, source, pe)",
+            "get": "get(dest, source, pe)",
+            "put_signal": "put_signal(dest, source, signal, 1, pe)",
+            "signal_op": "signal_op(signal, 1, pe)",
+            "quiet": "quiet()",
+            "barrier_all": "barrier_all()",
+            "reduce by NVSHMEM": "allreduce(dest, source, algorithm='nvshmem')",
+            "allreduce": "allreduce(dest, source)",
+            "allocate + free": "kind(count).free()",
         }
+        functions = {
+            one: getattr(nvsym, one)
+            for one in ("my_pe", "n_pes", "put", "get", "put_signal", "signal_op", "quiet", "barrier_all", "allreduce")
+        }
+        call = PlainLoop(
+            texts[name], dest=dest, source=source, signal=self.signal, pe=pe, kind=kind, count=shape.count, **functions
+        )
         check = {"my_pe": lambda: nvsym.my_pe() == me, "n_pes": lambda: nvsym.n_pes() == self.n}.get(name)
-        return [self._case(calls[name], check=check)]
+        return [self._case(call, check=check)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Case", "PeerUnavailableError", "Sampler", "Series", "agree", "best"]
+__all__ = ["Case", "PeerUnavailableError", "PlainLoop", "Sampler", "Series", "agree", "best"]
 
 METHOD = (
     "Each batch: the PEs meet, then some calls that are not counted, then the counted ones, back to back. Batches of "
@@ -31,6 +31,33 @@ class PeerUnavailableError(Exception):
 
 def nothing() -> None:
     """Does nothing."""
+
+
+class PlainLoop:
+    """A call written out in a plain loop, as timeit does: there is no other call around the one that is measured.
+
+    Parameters
+    ----------
+    text : str
+        The call.
+    **names
+        What the text refers to.
+    """
+
+    def __init__(self, text, **names):
+        source = (
+            f"def make({', '.join([*names, 'repeat'])}):\n"
+            "    def loop(times):\n"
+            "        for _ in repeat(None, times):\n"
+            f"            {text}\n"
+            "    return loop\n"
+        )
+        found: dict[str, Any] = {}
+        exec(compile(source, "<benchmark>", "exec"), found)
+        self.loop = found["make"](**names, repeat=repeat)
+
+    def __call__(self):
+        self.loop(1)
 
 
 @dataclass
