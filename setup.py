@@ -17,6 +17,9 @@ NVSYM_BUILD_EXTENSIONS
 
 import os
 import re
+import shlex
+import subprocess
+import sysconfig
 import time
 from pathlib import Path
 
@@ -68,9 +71,22 @@ LANGUAGE = {
     "c++": ["-std=c++17", "-fvisibility-inlines-hidden"],
 }
 
+# The simulated CUDA driver and NVSHMEM: plain shared libraries, which nvsym opens as it opens the real ones.
+SIMULATOR = ROOT / "nvsym" / "simulator"
+SIMULATED = {
+    "libcuda.so.1": ["core.c", "device.c", "memory.c", "multicast.c", "stream.c", "module.c"],
+}
+
 
 def jobs():
     return int(os.environ.get("NVSYM_BUILD_JOBS") or min(8, len(os.sched_getaffinity(0))))
+
+
+def simulator_options(name):
+    """How the compiler makes a library of the simulator."""
+    warn = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+    library = ["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", f"-Wl,-soname,{name}"]
+    return [*OPTIMISE, *LANGUAGE["c"], *warn, *library]
 
 
 def extensions():
@@ -112,6 +128,29 @@ class BuildExt(build_ext):
         if self.extensions:
             self.cythonize()
         super().run()
+        if self.extensions:
+            self.build_simulator()
+
+    def simulated(self):
+        """The files of the simulator, by name."""
+        package = ROOT / "nvsym" if self.inplace else Path(self.build_lib) / "nvsym"
+        return {name: package / "simulator" / "lib" / name for name in SIMULATED}
+
+    def build_simulator(self):
+        headers = sorted(SIMULATOR.glob("*.h"))
+        for name, target in self.simulated().items():
+            sources = [SIMULATOR / source for source in SIMULATED[name]]
+            newest = max(file.stat().st_mtime for file in (*sources, *headers, Path(__file__)))
+            if target.exists() and target.stat().st_mtime >= newest and not self.force:
+                continue
+            start = time.monotonic()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+            subprocess.run([*compiler, *simulator_options(name), *map(str, sources), "-o", str(target)], check=True)
+            print(f"built {name} ({time.monotonic() - start:.1f} s)", flush=True)
+
+    def get_outputs(self):
+        return super().get_outputs() + [str(file) for file in self.simulated().values()]
 
     def cythonize(self):
         # Not when this file is read: an sdist has the .pyx, and takes no Cython.

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CUDA driver and an NVSHMEM that run on the CPU, for tests of multi-GPU code on machines without GPUs.
+
+They are shared libraries, which nvsym opens where ``NVSYM_LIBCUDA`` and ``NVSYM_LIBNVSHMEM`` name them: `environment` gives
+these settings, ``python -m nvsym simulate`` runs a program with them. The functions here ask and tell the simulator in the
+calling process; docs/simulator.md describes its settings and what it checks.
+"""
+
+import ctypes
+import functools
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+__all__ = [
+    "Call",
+    "Counters",
+    "call_counts",
+    "calls",
+    "configure",
+    "counters",
+    "environment",
+    "fail",
+    "is_active",
+    "last_violation",
+    "library_path",
+    "place",
+    "read_log",
+]
+
+_LIBRARIES = Path(__file__).resolve().parent / "lib"
+
+
+def library_path(name="libcuda.so.1"):
+    """The file of a simulated library: ``"libcuda.so.1"`` or ``"libnvshmem_host.so.3"``."""
+    return str(_LIBRARIES / name)
+
+
+def environment(devices=None, **settings):
+    """The environment variables of a process on the simulator.
+
+    Parameters
+    ----------
+    devices : int, optional
+        GPUs of the simulated node.
+    **settings
+        Others, without their prefix: ``late=0.01`` for ``NVSYM_SIM_LATE=0.01``.
+
+    Returns
+    -------
+    dict of str
+    """
+    found = {
+        "NVSYM_LIBCUDA": library_path("libcuda.so.1"),
+        "NVSYM_LIBNVSHMEM": library_path("libnvshmem_host.so.3"),
+    }
+    if devices is not None:
+        found["NVSYM_SIM_DEVICES"] = str(devices)
+    return found | {f"NVSYM_SIM_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What exists in the simulated driver, in this process.
+
+    Attributes
+    ----------
+    memory_handles, multicast_handles : int
+        References by handles: one for each create, import and retain that was not released.
+    memory_objects, multicast_objects : int
+        What these handles and the mappings keep.
+    reservations, mappings, binds : int
+    descriptors : int
+        File descriptors that the simulator itself holds.
+    contexts, device_allocations, host_allocations, registrations, streams, events, graphs, modules : int
+    violations : int
+        Calls refused because they broke a rule of the driver, so far.
+    misuses : int
+        Calls whose effect the driver leaves undefined, so far.
+    injected : int
+        Failures and delays of the plan that have come true, so far.
+    """
+
+    memory_handles: int
+    multicast_handles: int
+    memory_objects: int
+    multicast_objects: int
+    reservations: int
+    mappings: int
+    binds: int
+    descriptors: int
+    contexts: int
+    device_allocations: int
+    host_allocations: int
+    registrations: int
+    streams: int
+    events: int
+    graphs: int
+    modules: int
+    violations: int
+    misuses: int
+    injected: int
+
+    def memory(self):
+        """The counts of memory: what must be as before when an allocation has failed or was given back.
+
+        Returns
+        -------
+        tuple of int
+        """
+        return tuple(getattr(self, field.name) for field in fields(self)[:8])
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = tuple((field.name, ctypes.c_uint64) for field in fields(Counters))
+
+
+@functools.cache
+def _library():
+    library = ctypes.CDLL(library_path())
+    library.nvsym_sim_fail.argtypes = (ctypes.c_char_p,)
+    library.nvsym_sim_counters.argtypes = (ctypes.POINTER(_Counters),)
+    library.nvsym_sim_counters.restype = None
+    library.nvsym_sim_calls.argtypes = (ctypes.c_char_p,)
+    library.nvsym_sim_calls.restype = ctypes.c_uint64
+    for text in (library.nvsym_sim_call_names, library.nvsym_sim_last_violation):
+        text.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        text.restype = ctypes.c_size_t
+    library.nvsym_sim_set.argtypes = (ctypes.c_char_p, ctypes.c_double)
+    library.nvsym_sim_place.argtypes = (ctypes.POINTER(ctypes.c_int),) * 4
+    library.nvsym_sim_place.restype = None
+    return library
+
+
+def is_active():
+    """Whether this process uses the simulated driver."""
+    from .. import _driver
+
+    return _driver.is_loaded() and _driver.library_info().path == library_path()
+
+
+def fail(plan=""):
+    """Replace this process's plan of failures; without one, end it.
+
+    Parameters
+    ----------
+    plan : str
+        ``"FUNCTION:WHICH:ACTION@peN"``, several by semicolons. WHICH of the calls from now on: ``2``, ``2-4``, ``3+`` or ``*``.
+        ACTION: a status, which the call returns without an effect; ``delay=0.5``, seconds before the call; ``exit``; ``kill``.
+        Without ``@peN`` it holds on every PE.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read; the plan is then as it was.
+    """
+    if _library().nvsym_sim_fail(plan.encode()) != 0:
+        raise ValueError(f"plan: {plan!r} cannot be read; write such as 'cuMemCreate:2:802@pe1'")
+
+
+def counters():
+    """What exists now, as `Counters`."""
+    found = _Counters()
+    _library().nvsym_sim_counters(ctypes.byref(found))
+    return Counters(*(getattr(found, field.name) for field in fields(Counters)))
+
+
+def calls(name):
+    """How often this process has called a function of the driver, by its name in C without ``_v2``."""
+    return _library().nvsym_sim_calls(name.encode())
+
+
+def _text(function):
+    size = function(None, 0) + 4096
+    buffer = ctypes.create_string_buffer(size)
+    function(buffer, size)
+    return buffer.value.decode()
+
+
+def call_counts():
+    """The functions of the driver that this process has called, with how often, as a dict."""
+    rows = (line.split() for line in _text(_library().nvsym_sim_call_names).splitlines())
+    return {name: int(count) for name, count in rows}
+
+
+def last_violation():
+    """The rule that a call of this process broke last, in words; empty where none did."""
+    return _text(_library().nvsym_sim_last_violation)
+
+
+def configure(**settings):
+    """Change settings of the simulator in this process.
+
+    Parameters
+    ----------
+    **settings : float
+        ``late`` and ``block_limit`` (seconds), ``slots``, ``imex`` (-1: no channel), ``clique``, ``late_import_empty``, ``node``,
+        ``peers``: as the environment variables of these names.
+
+    Raises
+    ------
+    ValueError
+        For another name.
+    """
+    for name, value in settings.items():
+        if _library().nvsym_sim_set(name.encode(), float(value)) != 0:
+            raise ValueError(f"{name}: no setting of the simulator that can be changed")
+
+
+def place():
+    """(PE, number of PEs, node, number of nodes), as the simulator takes them from the launcher's environment."""
+    values = [ctypes.c_int() for _ in range(4)]
+    _library().nvsym_sim_place(*map(ctypes.byref, values))
+    return tuple(value.value for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A line of the call log.
+
+    Attributes
+    ----------
+    began, ended : float
+        Seconds of the machine's monotonic clock, the same for all processes.
+    thread : int
+    name : str
+    status : int
+    arguments : str
+    note : str
+        The rule that it broke, or ``"injected"``; else empty.
+    """
+
+    began: float
+    ended: float
+    thread: int
+    name: str
+    status: int
+    arguments: str
+    note: str
+
+
+def read_log(path):
+    """The calls in a file that ``NVSYM_SIM_LOG`` made, as a list of `Call`."""
+    found = []
+    for line in Path(path).read_text().splitlines():
+        text, _, note = line.partition(" # ")
+        began, ended, thread, name, status, *arguments = text.split(" ", 5)
+        found.append(
+            Call(float(began), float(ended), int(thread), name, int(status), " ".join(arguments).strip(), note.strip())
+        )
+    return found
