@@ -74,7 +74,7 @@ LANGUAGE = {
 # The simulated CUDA driver and NVSHMEM: plain shared libraries, which nvsym opens as it opens the real ones.
 SIMULATOR = ROOT / "nvsym" / "simulator"
 SIMULATED = {
-    "libcuda.so.1": ["core.c", "device.c", "memory.c", "multicast.c", "stream.c", "module.c"],
+    "libcuda.so.1": ["core.c", "device.c", "memory.c", "multicast.c", "stream.c", "module.c", "multimem.c"],
 }
 
 
@@ -146,7 +146,7 @@ class BuildExt(build_ext):
             start = time.monotonic()
             target.parent.mkdir(parents=True, exist_ok=True)
             compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-            subprocess.run([*compiler, *simulator_options(name), *map(str, sources), "-o", str(target)], check=True)
+            subprocess.run([*compiler, *simulator_options(name), *map(str, sources), "-o", str(target), "-lm"], check=True)
             print(f"built {name} ({time.monotonic() - start:.1f} s)", flush=True)
 
     def get_outputs(self):

@@ -6,10 +6,16 @@ these settings, ``python -m nvsym simulate`` runs a program with them. The funct
 calling process; docs/simulator.md describes its settings and what it checks.
 """
 
+import contextlib
 import ctypes
 import functools
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import BackendError
 
 __all__ = [
     "Call",
@@ -18,13 +24,21 @@ __all__ = [
     "calls",
     "configure",
     "counters",
+    "deferred",
     "environment",
     "fail",
+    "fence",
+    "fence_alias",
     "is_active",
     "last_violation",
+    "ld_reduce",
     "library_path",
+    "load",
+    "multimem_red",
+    "multimem_st",
     "place",
     "read_log",
+    "store",
 ]
 
 _LIBRARIES = Path(__file__).resolve().parent / "lib"
@@ -128,6 +142,15 @@ def _library():
     library.nvsym_sim_set.argtypes = (ctypes.c_char_p, ctypes.c_double)
     library.nvsym_sim_place.argtypes = (ctypes.POINTER(ctypes.c_int),) * 4
     library.nvsym_sim_place.restype = None
+    number, address, text, size, data = ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
+    library.nvsym_sim_ld_reduce.argtypes = (number, address, text, text, number, number, size, data)
+    library.nvsym_sim_multimem_st.argtypes = (number, address, text, number, number, size, data)
+    library.nvsym_sim_multimem_red.argtypes = (number, address, text, text, number, number, size, data)
+    library.nvsym_sim_load.argtypes = (number, address, number, number, size, data)
+    library.nvsym_sim_store.argtypes = (number, address, number, number, size, data)
+    library.nvsym_sim_deferred.argtypes = (number,)
+    for nothing in (library.nvsym_sim_deferred, library.nvsym_sim_fence, library.nvsym_sim_fence_alias):
+        nothing.restype = None
     return library
 
 
@@ -248,3 +271,177 @@ def read_log(path):
             Call(float(began), float(ended), int(thread), name, int(status), " ".join(arguments).strip(), note.strip())
         )
     return found
+
+
+#  Instructions, from the host  ----------------------------------------------------------------------------------------
+
+_ORDERS = {"weak": 0, "relaxed": 1, "acquire": 2, "release": 3}
+_TYPES = {
+    "f32": np.float32,
+    "f64": np.float64,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f16x2": np.float16,
+    "bf16x2": ml_dtypes.bfloat16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "b32": np.uint32,
+    "b64": np.uint64,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e4m3x2": ml_dtypes.float8_e4m3fn,
+    "e5m2x2": ml_dtypes.float8_e5m2,
+    "e4m3x4": ml_dtypes.float8_e4m3fn,
+    "e5m2x4": ml_dtypes.float8_e5m2,
+}
+
+
+def _order(order):
+    if order not in _ORDERS:
+        raise ValueError(f"order: {order!r} is none of {', '.join(_ORDERS)}")
+    return _ORDERS[order]
+
+
+def _element(type_):
+    if type_ not in _TYPES:
+        raise ValueError(f"type_: {type_!r} is none of {', '.join(_TYPES)}")
+    return np.dtype(_TYPES[type_])
+
+
+def _instructions(type_, vector, n):
+    """How many instructions `n` elements take."""
+    each = vector * int(type_.partition("x")[2] or 1)
+    if n % each:
+        raise ValueError(f"{n} elements: .v{vector}.{type_} moves {each} at a time")
+    return n // each
+
+
+def _check(status):
+    if status != 0:
+        raise BackendError(f"{last_violation()} (status {status})")
+
+
+def ld_reduce(device, address, type_, op, n, *, vector=1, order="relaxed"):
+    """``multimem.ld_reduce``: what the members of a team hold at a multicast address, reduced.
+
+    Parameters
+    ----------
+    device : int
+        The GPU that runs it, by its number in this process.
+    address : int
+        A multicast address, aligned to the access.
+    type_, op : str
+        As in PTX: ``"f32"``, ``"bf16x2"``, ``"u64"``; ``"add"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``.
+    n : int
+        Elements, by as many instructions as they take.
+    vector : int
+        1, 2, 4 or 8: ``.v4``.
+    order : str
+        ``"weak"``, ``"relaxed"`` or ``"acquire"``, at system scope.
+
+    Returns
+    -------
+    numpy.ndarray
+
+    Raises
+    ------
+    BackendError
+        Naming the rule that is broken: no such form, no right to the address, memory that is not bound, alignment.
+    """
+    out = np.empty(n, _element(type_))
+    count = _instructions(type_, vector, n)
+    status = _library().nvsym_sim_ld_reduce(
+        device, address, type_.encode(), op.encode(), vector, _order(order), count, out.ctypes.data
+    )
+    _check(status)
+    return out
+
+
+def multimem_st(device, address, type_, values, *, vector=1, order="relaxed"):
+    """``multimem.st``: stores values at a multicast address, into the memory of all members. As for `ld_reduce`.
+
+    Parameters
+    ----------
+    order : str
+        ``"weak"``, ``"relaxed"`` or ``"release"``.
+    """
+    values = np.ascontiguousarray(values, _element(type_))
+    count = _instructions(type_, vector, values.size)
+    _check(
+        _library().nvsym_sim_multimem_st(
+            device, address, type_.encode(), vector, _order(order), count, values.ctypes.data
+        )
+    )
+
+
+def multimem_red(device, address, type_, op, values, *, vector=1, order="relaxed"):
+    """``multimem.red``: combines values with what each member holds at a multicast address. As for `ld_reduce`.
+
+    Parameters
+    ----------
+    order : str
+        ``"relaxed"`` or ``"release"``.
+    """
+    values = np.ascontiguousarray(values, _element(type_))
+    count = _instructions(type_, vector, values.size)
+    _check(
+        _library().nvsym_sim_multimem_red(
+            device, address, type_.encode(), op.encode(), vector, _order(order), count, values.ctypes.data
+        )
+    )
+
+
+def load(device, address, dtype, n=1, *, order="weak"):
+    """An ordinary load through the address of an allocation or of another device's memory.
+
+    Parameters
+    ----------
+    device, address : int
+    dtype : dtype
+        1, 2, 4 or 8 bytes long.
+    n : int
+    order : str
+        ``"weak"``, ``"relaxed"`` or ``"acquire"``.
+
+    Returns
+    -------
+    numpy.ndarray
+    """
+    out = np.empty(n, dtype)
+    _check(_library().nvsym_sim_load(device, address, out.itemsize, _order(order), n, out.ctypes.data))
+    return out
+
+
+def store(device, address, values, *, order="weak"):
+    """An ordinary store; `values` is an array of elements of 1, 2, 4 or 8 bytes. As for `load`; the orders are those of `multimem_st`."""
+    values = np.ascontiguousarray(values)
+    _check(
+        _library().nvsym_sim_store(device, address, values.itemsize, _order(order), values.size, values.ctypes.data)
+    )
+
+
+def fence():
+    """``fence.acq_rel.sys``."""
+    _library().nvsym_sim_fence()
+
+
+def fence_alias():
+    """``fence.proxy.alias``: between accesses to one place through its multicast address and through the other."""
+    _library().nvsym_sim_fence_alias()
+
+
+@contextlib.contextmanager
+def deferred():
+    """What the calling thread does inside, as one block of a kernel, sees memory as weakly as a GPU may show it.
+
+    Stores wait, the newest of them comes first, until a release or a fence; weak loads, and `ld_reduce` that does not acquire, see
+    memory as at the thread's last acquire or fence. A protocol that lacks a release or an acquire computes wrong results.
+    The memory must stay bound and mapped inside.
+    """
+    _library().nvsym_sim_deferred(1)
+    try:
+        yield
+    finally:
+        _library().nvsym_sim_deferred(0)

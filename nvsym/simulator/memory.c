@@ -104,10 +104,10 @@ void drop_object(object *o)
             forget_binds_of(o);
         if (!o->imported)
             sim_account(o->device, -(int64_t)o->size);
-        if (o->log)
-            munmap(o->log, sizeof(journal));
-    } else
+    } else {
+        free_view(o->view);
         munmap(o->team, sizeof(control));
+    }
     munmap(o->tag, PAGE);
     close(o->fd);
     free(o);

@@ -62,8 +62,8 @@ typedef struct object {
     int fd;
     ino_t inode;
     label *tag;
-    journal *log;                       /* of an allocation, mapped at first use */
     control *team;                      /* of a multicast object */
+    struct view *view;                  /* of one: its members' memory as mapped here (multimem.c) */
     struct object *next;
 } object;
 
@@ -91,6 +91,7 @@ CUresult check_types(const char *what, u64 types, int device);
 void lock_control(control *team);
 void forget_binds_of(object *memory);
 int open_elsewhere(pid_t pid, int fd, ino_t inode);
+void free_view(struct view *v);
 CUresult wait_complete(object *o, const char *what);
 static inline size_t page_up(size_t n) { return (n + PAGE - 1) / PAGE * PAGE; }
 static inline bool aligned(u64 value, u64 to) { return (value & (to - 1)) == 0; }
