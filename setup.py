@@ -75,6 +75,7 @@ LANGUAGE = {
 SIMULATOR = ROOT / "nvsym" / "simulator"
 SIMULATED = {
     "libcuda.so.1": ["core.c", "device.c", "memory.c", "multicast.c", "stream.c", "module.c", "multimem.c"],
+    "libnvshmem_host.so.3": ["nvshmem.c"],
 }
 
 

@@ -10,7 +10,7 @@ from .errors import BackendError, NotAvailableError
 
 from .libcuda cimport *
 
-__all__ = ["functions", "is_loaded", "library_info", "why_missing"]
+__all__ = ["functions", "is_loaded", "is_simulated", "library_info", "why_missing"]
 
 cdef CUDADriver _functions
 cdef int _version = 0
@@ -302,6 +302,12 @@ cdef int raise_cuda(CUresult status, const char *call) except -1 with gil:
 def is_loaded():
     """Whether the driver is open."""
     return _version != 0
+
+
+def is_simulated():
+    """Whether the driver is nvsym's own, which runs on the CPU and knows no machine code of GPUs; opens it."""
+    load_cuda()
+    return dlsym(<void *> <size_t> _library.handle, b"nvsym_sim_version") != NULL
 
 
 def library_info():

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 
-from .. import _nvshmem
+from .. import _driver, _nvshmem
 from .._settings import format_size, parse_size
 from ..backend import ALGORITHMS
 from ..dtypes import DTYPES, OPS, REDUCIBLE
@@ -357,7 +357,10 @@ cdef class NvshmemBackend(Backend):
         self.why_no_kernels = None
         reason = None
         try:
-            kernel_compiler.compiler_version()
+            if _driver.is_simulated():
+                reason = "the simulated CUDA driver runs no compiled kernels"
+            else:
+                kernel_compiler.compiler_version()
         except Exception as e:
             reason = str(e)
         reasons = agreement.gather(reason, "looking for NVRTC")

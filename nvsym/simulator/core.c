@@ -506,6 +506,28 @@ API int nvsym_sim_set(const char *name, double value)
     return 0;
 }
 
+/* For the simulated NVSHMEM: the frame of its calls. The status of an injected failure, or 0. */
+API int nvsym_sim_begin(const char *name);
+API void nvsym_sim_end(const char *name, int status, const char *text);
+
+static sim_site *site_named(const char *name)
+{
+    sim_site *site;
+    pthread_mutex_lock(&sites_lock);
+    for (site = sites; site && site->name != name; site = site->next)
+        ;
+    pthread_mutex_unlock(&sites_lock);
+    if (site == NULL) {
+        site = calloc(1, sizeof *site);
+        site->name = name;
+        know(site);
+    }
+    return site;
+}
+
+API int nvsym_sim_begin(const char *name) { return sim_enter(site_named(name)); }
+API void nvsym_sim_end(const char *name, int status, const char *text) { sim_leave(site_named(name), status, "%s", text); }
+
 API void nvsym_sim_place(int *pe, int *n_pes, int *node, int *nodes)
 {
     sim_setup();

@@ -25,6 +25,8 @@ mapping *mappings;
 static reservation *reservations;
 _Atomic int64_t sim_used[MAX_DEVICES];
 
+API void nvsym_sim_account(int device, int64_t bytes);
+API void nvsym_sim_account(int device, int64_t bytes) { sim_account(device, bytes); }
 void sim_account(int device, int64_t bytes)
 {
     if (device >= 0)
@@ -676,6 +678,12 @@ bool sim_forget(void *at, int kind)
     free(r);
     return r != NULL;
 }
+
+/* Memory of the simulated NVSHMEM's heap. */
+API void nvsym_sim_note(void *at, size_t size, int device);
+API void nvsym_sim_forget(void *at);
+API void nvsym_sim_note(void *at, size_t size, int device) { add_range(at, size, DEVICE, device, false); }
+API void nvsym_sim_forget(void *at) { sim_forget(at, DEVICE); }
 
 static CUresult need_context(const char *what, context **c)
 {
