@@ -35,6 +35,8 @@ from .errors import (
     SettingError,
 )
 from .memory import Buffer, HostBuffer
+from .multicast_pool import MulticastPool
+from .pool import SymmetricPool
 from .rma import barrier, barrier_all, fence, get, put, quiet, sync, sync_all
 from .signals import put_signal, signal_op, signal_wait_until
 from .stream import Event, Stream
@@ -67,6 +69,7 @@ __all__ = [
     "FreedBufferError",
     "HeapExhaustedError",
     "HostBuffer",
+    "MulticastPool",
     "MulticastUnsupportedError",
     "NVSymError",
     "NotAvailableError",
@@ -79,6 +82,7 @@ __all__ = [
     "SHMEMContext",
     "SettingError",
     "Stream",
+    "SymmetricPool",
     "Team",
     "__version__",
     "allreduce",

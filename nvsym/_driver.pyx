@@ -294,7 +294,9 @@ cdef int raise_cuda(CUresult status, const char *call) except -1 with gil:
         text += f", {meaning}"
     if status in _HINTS:
         text += f"; {_HINTS[status]}"
-    raise BackendError(text)
+    error = BackendError(text)
+    error.status = status
+    raise error
 
 
 #  For Python  -------------------------------------------------------------------------------------------------------

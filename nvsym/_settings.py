@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import SettingError
 
-__all__ = ["SETTINGS", "Setting", "Settings", "format_size", "load", "parse_size"]
+__all__ = ["SETTINGS", "Setting", "Settings", "format_size", "load", "load_one", "multicast_switch", "parse_size"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LARGEST = 1 << 46
@@ -129,10 +129,40 @@ SETTINGS = {
         ),
         Setting("NVSYM_CACHE_DIR", str, None, "folder of the compiled kernels; by default that of the user's caches"),
         Setting("NVSYM_DISABLE_MULTICAST", _parse_bool, False, "never make a multicast call"),
+        Setting(
+            "NVSYM_DRIVER_WATCH",
+            _parse_seconds,
+            10.0,
+            "seconds a driver call of a pool may last before it is reported; 0: never",
+        ),
         Setting("NVSYM_LIBCUDA", str, None, "path of the CUDA driver library to open"),
         Setting("NVSYM_LIBNVSHMEM", str, None, "path of the NVSHMEM host library to open"),
     )
 }
+
+
+# The switches of nvsym and of others that keep a machine from multicast, and whether a value of theirs is the one that does.
+_OFF = ("0", "false", "f", "no", "n", "off")
+_MULTICAST_SWITCHES = {
+    "NVSYM_DISABLE_MULTICAST": lambda text: text not in _OFF,
+    "NVSHMEM_DISABLE_NVLS": lambda text: text not in _OFF,
+    "NCCL_NVLS_ENABLE": lambda text: text in _OFF,
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": lambda text: text not in _OFF,
+}
+
+
+def multicast_switch(environ=None):
+    """The environment variable that forbids multicast to this process, as ``"NAME=value"``; None where none does.
+
+    On many shared machines a multicast object can put the GPUs out of service. So a value that is not clearly the harmless one
+    forbids it.
+    """
+    environ = os.environ if environ is None else environ
+    for name, forbids in _MULTICAST_SWITCHES.items():
+        text = environ.get(name, "").strip()
+        if text and forbids(text.lower()):
+            return f"{name}={text}"
+    return None
 
 
 class Settings:
@@ -192,3 +222,14 @@ def load(environ=None):
             raise SettingError(f"{name}={text!r}: {error} ({setting.meaning})") from None
         source[name] = "environment"
     return Settings(value, source)
+
+
+def load_one(name):
+    """The value of one setting, whatever the others are.
+
+    Raises
+    ------
+    SettingError
+        If it cannot be taken.
+    """
+    return load({name: os.environ[name]} if name in os.environ else {})[name]

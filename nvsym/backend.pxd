@@ -95,6 +95,7 @@ cdef class Backend:
     cdef readonly Stream stream     # the default one of the job
     cdef readonly list   devices    # one Device per PE
     cdef readonly list   nodes      # the number of each PE's node
+    cdef readonly list   facts      # of the GPU of each PE, for multicast (DeviceFacts); None in host memory
     cdef Runtime         runtime
     cdef str             bootstrap  # how NVSHMEM's PEs find each other; set before `start`
 

@@ -189,9 +189,11 @@ def finalize():
     NotInitializedError
         If there is no job.
     """
-    close_job()
-    if job_or_none() is None:
-        detach_predefined()
+    try:
+        close_job()
+    finally:
+        if job_or_none() is None:
+            detach_predefined()
 
 
 def is_initialized():

@@ -40,7 +40,12 @@ class NotAvailableError(NVSymError):
 
 
 class BackendError(NVSymError):
-    """A call into the backend's library (MPI, NVSHMEM, CUDA) failed; the message names the call and its status."""
+    """A call into the backend's library (MPI, NVSHMEM, CUDA) failed; the message names the call and its status.
+
+    `status` is that status where the call was one of the CUDA driver, made by this PE; else None.
+    """
+
+    status = None
 
 
 class CollectiveError(NVSymError):

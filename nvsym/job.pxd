@@ -18,9 +18,12 @@ cdef class Job:
     cdef list            teams          # (TeamData, Agreement), in the order they were made
     cdef int             default_algorithm      # of allreduce, by NVSYM_ALLREDUCE_ALGORITHM
     cdef char            reduces[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][ALGO_COUNT]     # known to be possible
+    cdef list            closers        # called when all PEs have agreed to end the job, before the backend stops
+    cdef list            close_failures # what these could not give back
     cdef object          failure        # the exception that this PE is about to end in
 
     cdef int close(self) except -1
+    cdef int call_closers(self) except -1
     cdef int add_team(self, TeamData data, Agreement agreement) except -1
     cdef int drop_team(self, TeamData data) except -1
 

@@ -67,6 +67,7 @@ cdef class Job:
             raise
         withdraw()
         self.heap.close("nvsym.finalize() has been called", NotInitializedError)
+        self.call_closers()
         while self.teams:
             # Every member has made its teams in the same order, so this order suits all.
             data, agreement = self.teams.pop(0)
@@ -75,6 +76,15 @@ cdef class Job:
                 (<Agreement> agreement).comm.Free()
         self.backend.stop(self.agreement)
         self.agreement.comm.Free()
+        return 0
+
+    cdef int call_closers(self) except -1:
+        """Let the layers above give back what they hold. What fails is raised once the job has ended all the same."""
+        while self.closers:
+            try:
+                self.close_failures += self.closers.pop()() or []
+            except Exception as error:
+                self.close_failures.append(error)
         return 0
 
 
@@ -117,6 +127,8 @@ cdef int close_job() except -1:
     job.close()
     _job = None
     _ended = "nvsym.finalize() has been called"
+    if job.close_failures:
+        raise job.close_failures[0]
     return 0
 
 
@@ -229,6 +241,8 @@ def _start(comm, tuple arguments):
     job.count = 1
     job.pid = os.getpid()
     job.teams = []
+    job.closers = []
+    job.close_failures = []
     job.default_algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
     return job
 

@@ -15,6 +15,7 @@ import re
 import socket
 
 from .. import _driver, _nvshmem
+from .._facts import facts_of
 from .._settings import format_size, parse_size
 from ..backend import ALGORITHMS
 from ..dtypes import DTYPES, OPS, REDUCIBLE
@@ -49,14 +50,6 @@ _SIZE_SETTINGS = (
     "NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_MAX_MEMORY_PER_GPU", "NVSHMEM_CUMEM_GRANULARITY", "NVSHMEM_MAX_P2P_GPUS",
 )
 _SIZE = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?[bB]?")
-
-# Any of these set on any PE keeps nvsym from every multicast call.
-_MULTICAST_OFF = {
-    "NVSYM_DISABLE_MULTICAST": ("1", "true", "yes", "on"),
-    "NVSHMEM_DISABLE_NVLS": ("1", "true", "yes", "on"),
-    "NCCL_NVLS_ENABLE": ("0",),
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": ("1", "true", "yes", "on"),
-}
 
 cdef enum:
     GRANULE    = 512 << 20      # what NVSHMEM's heap grows by, unless NVSHMEM_CUMEM_GRANULARITY says otherwise
@@ -179,9 +172,8 @@ cdef class NvshmemBackend(Backend):
         except Exception as e:
             error = e
         agreement.vote("choosing a GPU", error)
-        off = [f"{name}={os.environ[name]}" for name, values in _MULTICAST_OFF.items()
-               if os.environ.get(name, "").strip().lower() in values]
-        rows = agreement.gather((ranks[0], size, socket.gethostname(), chosen.uuid, chosen.name, ordinal, off),
+        facts = facts_of(chosen, f"{agreement.names[self.my_pe]}, GPU {ordinal} ({chosen.name})", ranks[0])
+        rows = agreement.gather((ranks[0], size, socket.gethostname(), chosen.uuid, chosen.name, ordinal, facts),
                                 "comparing the GPUs of the PEs")
         leaders = sorted({row[0] for row in rows})
         self.nodes = [leaders.index(row[0]) for row in rows]
@@ -192,7 +184,8 @@ cdef class NvshmemBackend(Backend):
                         for pe, row in enumerate(rows)]
         self.device = self.devices[self.my_pe]
         self.sharing = sum(1 for row in rows if row[3] == chosen.uuid)
-        disabled = [f"{text} on PE {pe}" for pe, row in enumerate(rows) for text in row[6]]
+        self.facts = [row[6] for row in rows]
+        disabled = [f"{fact.switch} on PE {pe}" for pe, fact in enumerate(self.facts) if fact.switch is not None]
         self.no_multicast = f"disabled by {disabled[0]}" if disabled else None
 
     cdef int _attribute(self, int attribute) except -1:
