@@ -76,6 +76,8 @@ SIMULATOR = ROOT / "nvsym" / "simulator"
 SIMULATED = {
     "libcuda.so.1": ["core.c", "device.c", "memory.c", "multicast.c", "stream.c", "module.c", "multimem.c"],
     "libnvshmem_host.so.3": ["nvshmem.c"],
+    # In a folder of its own: nvidia-ml-py finds it by the loader's search path, where nothing else should be found.
+    "nvml/libnvidia-ml.so.1": ["nvml.c"],
 }
 
 
@@ -86,7 +88,7 @@ def jobs():
 def simulator_options(name):
     """How the compiler makes a library of the simulator."""
     warn = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
-    library = ["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", f"-Wl,-soname,{name}"]
+    library = ["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", f"-Wl,-soname,{Path(name).name}"]
     return [*OPTIMISE, *LANGUAGE["c"], *warn, *library]
 
 

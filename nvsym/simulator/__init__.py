@@ -9,6 +9,7 @@ calling process; docs/simulator.md describes its settings and what it checks.
 import contextlib
 import ctypes
 import functools
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -45,7 +46,7 @@ _LIBRARIES = Path(__file__).resolve().parent / "lib"
 
 
 def library_path(name="libcuda.so.1"):
-    """The file of a simulated library: ``"libcuda.so.1"`` or ``"libnvshmem_host.so.3"``."""
+    """The file of a simulated library: ``"libcuda.so.1"``, ``"libnvshmem_host.so.3"`` or ``"nvml/libnvidia-ml.so.1"``."""
     return str(_LIBRARIES / name)
 
 
@@ -66,6 +67,10 @@ def environment(devices=None, **settings):
     found = {
         "NVSYM_LIBCUDA": library_path("libcuda.so.1"),
         "NVSYM_LIBNVSHMEM": library_path("libnvshmem_host.so.3"),
+        # nvidia-ml-py, which asks for the state of the NVLink fabric, opens its library by name.
+        "LD_LIBRARY_PATH": ":".join(
+            filter(None, [str(_LIBRARIES / "nvml"), os.environ.get("LD_LIBRARY_PATH")])
+        ),
     }
     if devices is not None:
         found["NVSYM_SIM_DEVICES"] = str(devices)
