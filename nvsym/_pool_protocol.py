@@ -17,7 +17,7 @@ import time
 
 from . import _facts
 from ._descriptors import TOKEN_BYTES, DescriptorExchange
-from .errors import CollectiveError, MulticastUnsupportedError, NVSymError
+from .errors import BackendError, CollectiveError, MulticastUnsupportedError, NVSymError
 
 __all__ = ["RETRIES", "Allocation"]
 
@@ -72,11 +72,13 @@ class Allocation:
                 self._share_memory()
             self._make_multicast()
             self._step("mapping the memory", self._memory.map_all)
-            self._step("releasing what is no longer needed", self._memory.drop_handles)
+            self._step("releasing what is no longer needed", self._finish)
         except BaseException as error:
             if self._memory is not None:
                 for failure in self._memory.release("its allocation failed"):
                     error.add_note(f"and giving back what there was: {failure}")
+                with contextlib.suppress(BackendError):
+                    self._memory.restore_context()
             raise
         finally:
             if self._exchange is not None:
@@ -84,6 +86,10 @@ class Allocation:
             if self._memory is not None:
                 self._memory.watch.close()
         return self._memory
+
+    def _finish(self):
+        self._memory.drop_handles()
+        self._memory.restore_context()
 
     # ---- the steps --------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
-    CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_RECOMMENDED, CUdevice, CUdeviceptr, CUmemAccessDesc,
+    CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_RECOMMENDED, CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUmemAccessDesc,
     CUmemAllocationProp, CUmemFabricHandle, CUmemGenericAllocationHandle, CUmulticastObjectProp, CUresult)
 
 cdef enum:
@@ -123,12 +123,16 @@ cdef int device_of(int ordinal) except -1:
 def attributes(int ordinal, numbers):
     """Attributes of a device (CUdevice_attribute); 0 for those that the driver does not know."""
     cdef int value, number, device
+    cdef CUresult status
     load_cuda()
     device = device_of(ordinal)
     found = []
     for number in numbers:
         value = 0
-        found.append(value if cuda.cuDeviceGetAttribute(&value, number, device) == 0 else 0)
+        status = cuda.cuDeviceGetAttribute(&value, number, device)
+        if status != CUDA_ERROR_INVALID_VALUE:
+            CHECK_CUDA(status, b"cuDeviceGetAttribute")
+        found.append(value if status == 0 else 0)
     return found
 
 
@@ -270,10 +274,11 @@ cdef class Handle:
         cdef CUresult status
         if not self.live:
             return 0
-        self.live = False   # whatever the driver says: a second release of a handle is undefined
         watch.enter("cuMemRelease", self.place)
         with nogil:
             status = cuda.cuMemRelease(self.value)
+        # A call that failed has released nothing. It is tried once more when all is given back, and not after that.
+        self.live = status != 0 and not watch.collecting
         return watch.leave(status)
 
 

@@ -26,7 +26,7 @@ from .job cimport Job, job_or_none
 from .memory cimport Buffer, make_buffer
 from .multicast cimport Watch
 from .pool_memory cimport PoolMemory
-from .pool_memory import current_context, restore_context, sweep
+from .pool_memory import sweep
 
 _LARGEST = 1 << 46      # bytes; more than any GPU has
 
@@ -427,18 +427,12 @@ cdef object _make(_Call call, object uuids, tuple as_named):
         agreement, call.owners,
         lambda kind: PoolMemory(Watch(what, _settings.load_one("NVSYM_DRIVER_WATCH")), call.size, places, local, kind),
         facts, call.size, call.error, None if present is None else present.byte_size)
-    # Where a switch forbids multicast the driver may not even be open.
-    cdef bint driven = all([fact.switch is None for fact in facts])
-    context = current_context() if driven else 0
     try:
         memory = allocation.run()
     except BaseException as failure:
         if agreement.is_broken():
             _broken[(id(call.job), uuids)] = f"an allocation was left with {type(failure).__name__}: {failure}"
         raise
-    finally:
-        if driven:
-            restore_context(context)
     pool = SymmetricPool.__new__(SymmetricPool)
     pool.byte_size = call.size
     pool.devices = as_named
@@ -484,9 +478,15 @@ class _Closer:
         self.job = job
 
     def __call__(self):
+        self.pool, pool = None, self.pool
         for key in [key for key in _broken if key[0] == self.job]:
             del _broken[key]
-        return _release(self.pool, "nvsym.finalize() has been called")
+        return _release(pool, "nvsym.finalize() has been called")
+
+
+def _drop(SymmetricPool pool not None):
+    """Give a pool back before the job ends, for tests: on every PE, with nothing under way. There is no public way to."""
+    return _release(pool, "it was dropped by a test")
 
 
 cdef object _release(SymmetricPool pool, str why):

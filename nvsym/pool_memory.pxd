@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from .libcuda cimport CUcontext
 from .memory cimport MemoryOwner
 from .multicast cimport Handle, Mapping, Multicast, Reservation, Watch
 
@@ -19,6 +20,8 @@ cdef class PoolMemory(MemoryOwner):
     cdef Reservation     multicast
     cdef Mapping         overlay    # the multicast object at `multicast`
     cdef Multicast       object
+    cdef CUcontext       context    # what was current in the calling thread before
+    cdef bint            changed
     cdef str             ended      # why it can no longer be used
     cdef object          ended_as
 

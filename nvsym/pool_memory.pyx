@@ -26,17 +26,6 @@ def sweep():
         (<PoolMemory> memory).finish()
 
 
-def current_context():
-    """The context that is current in this thread, for `restore_context`."""
-    cdef CUcontext context = NULL
-    CHECK_CUDA(cuda.cuCtxGetCurrent(&context), b"cuCtxGetCurrent")
-    return <size_t> context
-
-
-def restore_context(size_t context):
-    cuda.cuCtxSetCurrent(<CUcontext> context)
-
-
 cdef class PoolMemory(MemoryOwner):
     """The memory and the multicast object of a pool, as far as this process holds them.
 
@@ -68,11 +57,23 @@ cdef class PoolMemory(MemoryOwner):
 
     def check_can_begin(self):
         """That no stream is being captured, which mapping memory would break, and that the GPUs have contexts."""
+        cdef CUcontext before = NULL, now = NULL
         runtime = get_cuda_runtime()
-        if runtime.any_capturing():
-            raise BackendError("a stream is being captured into a CUDA graph: make a pool before or after the capture")
+        CHECK_CUDA(cuda.cuCtxGetCurrent(&before), b"cuCtxGetCurrent")
+        self.context, self.changed = before, True
         for _, ordinal, _ in self.local:
             runtime.use(ordinal)
+        CHECK_CUDA(cuda.cuCtxGetCurrent(&now), b"cuCtxGetCurrent")
+        self.changed = now != before
+        if runtime.any_capturing():
+            raise BackendError("a stream is being captured into a CUDA graph, says cuStreamIsCapturing: make a pool before or after "
+                               "the capture")
+
+    def restore_context(self):
+        """Leave the thread with the context that it came with."""
+        if self.changed:
+            self.changed = False
+            CHECK_CUDA(cuda.cuCtxSetCurrent(self.context), b"cuCtxSetCurrent")
 
     def granularity(self):
         """What the reservation of each device has to be a multiple of, and starts at, as this process sees it."""
