@@ -11,7 +11,8 @@ cdef class Agreement:
     cdef readonly list   names      # what messages call each member: "PE 3 (node n2)"
     cdef double          limit      # seconds a wait may last; 0: no limit
     cdef object          watch      # called now and then while waiting; raises if a peer is gone
-    cdef str             broken
+    cdef str             broken     # why there is no agreement any more
+    cdef str             waiting    # the call that waits for the others
     cdef object          out_array
     cdef object          in_array
     cdef int64_t[::1]    out        # the record this PE sends

@@ -63,7 +63,14 @@ cdef class Agreement:
         if self.size == 1:
             self.all[0, :] = self.out
             return 0
+        if self.waiting is not None:
+            # The record of the call that waits is lost already.
+            self.broken = (f"{what} began in one thread (or signal handler) while {self.waiting} had not ended in another; host-side "
+                           "collective calls must come from one thread at a time")
+            raise NVSymError(f"{what}: the PEs can no longer agree, since {self.broken}")
         self.wait(self.comm.Iallgather(self.out_array, self.in_array), what)
+        if self.broken is not None:
+            raise NVSymError(f"{what}: the PEs can no longer agree, since {self.broken}")
         return 0
 
     cpdef wait(self, object request, str what):
@@ -72,6 +79,7 @@ cdef class Agreement:
         cdef int polls = 0
         cdef unsigned int pause = SHORTEST
         test = request.Test
+        self.waiting = what
         try:
             while not test():
                 polls += 1
@@ -97,8 +105,11 @@ cdef class Agreement:
                     raise PeerTimeoutError(f"{what}: not all PEs arrived within {self.limit:g} s (NVSYM_TIMEOUT, and "
                                            "NVSYM_INIT_TIMEOUT for init)")
         except BaseException as error:
-            self.broken = f"{what} was left with {type(error).__name__}: {error}"
+            if self.broken is None:
+                self.broken = f"{what} was left with {type(error).__name__}: {error}"
             raise
+        finally:
+            self.waiting = None
 
     def gather(self, obj, str what):
         """The objects of all PEs, in order. They are pickled."""

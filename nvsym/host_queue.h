@@ -206,14 +206,35 @@ static int hq_idle(hq *q)
     return idle;
 }
 
-/* Wait until all that is in the queue now is done. */
-static void hq_drain(hq *q)
+/* The number of the last operation enqueued so far; 0: all are done. */
+static uint64_t hq_last(hq *q)
 {
     pthread_mutex_lock(&q->lock);
     uint64_t last = q->tail ? q->tail->seq : 0;
-    while (q->head && q->head->seq <= last)
-        pthread_cond_wait(&q->idle, &q->lock);
     pthread_mutex_unlock(&q->lock);
+    return last;
+}
+
+static struct timespec hq_in(long milliseconds)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += milliseconds % 1000 * 1000000;
+    end.tv_sec += milliseconds / 1000 + end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    return end;
+}
+
+/* Wait a while for the operations up to number `last`; 1 if they are done. */
+static int hq_drain_for(hq *q, uint64_t last, long milliseconds)
+{
+    struct timespec end = hq_in(milliseconds);
+    pthread_mutex_lock(&q->lock);
+    while (q->head && q->head->seq <= last && pthread_cond_timedwait(&q->idle, &q->lock, &end) == 0)
+        ;
+    int done = !(q->head && q->head->seq <= last);
+    pthread_mutex_unlock(&q->lock);
+    return done;
 }
 
 /* The first failure, taken once; 1 if there was one. The queue runs again afterwards. */
@@ -226,6 +247,17 @@ static int hq_take_failure(hq *q, void *status)
         q->failed = 0;
     }
     pthread_mutex_unlock(&q->lock);
+    return failed;
+}
+
+/* The same of any queue that still exists. */
+static int hq_take_any_failure(void *status)
+{
+    int failed = 0;
+    pthread_mutex_lock(&hq_registry_lock);
+    for (hq *q = hq_registry; q && !failed; q = q->next)
+        failed = hq_take_failure(q, status);
+    pthread_mutex_unlock(&hq_registry_lock);
     return failed;
 }
 
@@ -350,6 +382,18 @@ static void hq_event_wait(hq_event *e, uint64_t n)
     while (e->done < n)
         pthread_cond_wait(&e->reached, &e->lock);
     pthread_mutex_unlock(&e->lock);
+}
+
+/* Wait a while; 1 if the event is reached. */
+static int hq_event_wait_for(hq_event *e, uint64_t n, long milliseconds)
+{
+    struct timespec end = hq_in(milliseconds);
+    pthread_mutex_lock(&e->lock);
+    while (e->done < n && pthread_cond_timedwait(&e->reached, &e->lock, &end) == 0)
+        ;
+    int done = e->done >= n;
+    pthread_mutex_unlock(&e->lock);
+    return done;
 }
 
 typedef struct hq_event_op {

@@ -19,6 +19,9 @@ from .status cimport STATUS_ARGUMENT, STATUS_MEMORY, Status, raise_status, statu
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **ptr, size_t alignment, size_t nbytes)
 
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
 cdef extern from "host_queue.h" nogil:
     enum:
         HQ_PAYLOAD
@@ -40,8 +43,10 @@ cdef extern from "host_queue.h" nogil:
     void     hq_close(hq *q)
     hq_node *hq_reap()
     int      hq_idle(hq *q)
-    void     hq_drain(hq *q)
+    uint64_t hq_last(hq *q)
+    int      hq_drain_for(hq *q, uint64_t last, long milliseconds)
     int      hq_take_failure(hq *q, void *status)
+    int      hq_take_any_failure(void *status)
     int      hq_is_registered(const void *p)
     int      hq_watch_forks()
     int      hq_lost(const hq *q)
@@ -55,7 +60,7 @@ cdef extern from "host_queue.h" nogil:
     uint64_t hq_event_next(hq_event *e)
     uint64_t hq_event_recorded(hq_event *e)
     void     hq_event_reach(hq_event *e, uint64_t n)
-    void     hq_event_wait(hq_event *e, uint64_t n)
+    int      hq_event_wait_for(hq_event *e, uint64_t n, long milliseconds)
     int      hq_event_reached(hq_event *e)
     int64_t  hq_event_time(hq_event *e)
     int      hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
@@ -63,6 +68,7 @@ cdef extern from "host_queue.h" nogil:
 cdef enum:
     PAGE = 4096
     LINE = 256                  # alignment of small blocks, that of the symmetric heap
+    LOOK_AROUND = 50            # milliseconds of a wait between two looks for signals
     RELEASE_GIL_ABOVE = 65536   # bytes; shorter copies cost less than giving the GIL away and taking it back
 
 cdef enum:
@@ -181,11 +187,17 @@ cdef class HostRuntime(Runtime):
 
     cdef int stream_drain(self, void *stream) except -1:
         cdef Status status
+        cdef uint64_t last
+        cdef bint done = False
         if stream == NULL:
             return 0
         check_stream(stream)
-        with nogil:
-            hq_drain(<hq *> stream)
+        last = hq_last(<hq *> stream)
+        while not done:
+            with nogil:
+                done = hq_drain_for(<hq *> stream, last, LOOK_AROUND)
+            if not done:
+                PyErr_CheckSignals()
         self.reap()
         if hq_take_failure(<hq *> stream, &status):
             raise_status(&status)
@@ -225,8 +237,13 @@ cdef class HostRuntime(Runtime):
 
     cdef int event_drain(self, void *event) except -1:
         check_event(event)
-        with nogil:
-            hq_event_wait(<hq_event *> event, hq_event_recorded(<hq_event *> event))
+        cdef uint64_t n = hq_event_recorded(<hq_event *> event)
+        cdef bint done = False
+        while not done:
+            with nogil:
+                done = hq_event_wait_for(<hq_event *> event, n, LOOK_AROUND)
+            if not done:
+                PyErr_CheckSignals()
         return 0
 
     cdef double event_elapsed(self, void *start, void *end) except? -1.0:
@@ -248,6 +265,12 @@ cdef class HostRuntime(Runtime):
         with nogil:
             hq_drain_all()
         self.reap()
+        return 0
+
+    cdef int raise_failure(self) except -1:
+        cdef Status status
+        if hq_take_any_failure(&status):
+            raise_status(&status)
         return 0
 
     cdef void reap(self) noexcept:

@@ -23,6 +23,7 @@ cdef class Job:
     cdef object          failure        # the exception that this PE is about to end in
 
     cdef int close(self) except -1
+    cdef int take_failures(self) except -1
     cdef int call_closers(self) except -1
     cdef int add_team(self, TeamData data, Agreement agreement) except -1
     cdef int drop_team(self, TeamData data) except -1

@@ -66,6 +66,7 @@ cdef class Job:
             self.backend.set_exiting(EXIT_NONE)
             raise
         withdraw()
+        self.take_failures()
         self.heap.close("nvsym.finalize() has been called", NotInitializedError)
         self.call_closers()
         while self.teams:
@@ -77,6 +78,15 @@ cdef class Job:
         self.backend.stop(self.agreement)
         self.agreement.comm.Free()
         return 0
+
+    cdef int take_failures(self) except -1:
+        """Note what failed on streams that nobody has synchronized; the first is raised once the job has ended."""
+        while True:
+            try:
+                self.backend.runtime.raise_failure()
+                return 0
+            except Exception as error:
+                self.close_failures.append(error)
 
     cdef int call_closers(self) except -1:
         """Let the layers above give back what they hold. What fails is raised once the job has ended all the same."""

@@ -37,4 +37,5 @@ cdef class Runtime:
     cdef uint64_t ticket(self) except? 0
     cdef bint     ticket_done(self, uint64_t ticket) except -1
     cdef int      drain_all(self, int device) except -1
+    cdef int      raise_failure(self) except -1                     # of work that nobody has waited for; each once
     cdef void     reap(self) noexcept                              # drop what finished work kept alive

@@ -161,3 +161,37 @@ def test_arrays_outlive_the_job_and_a_job_may_follow(mpirun):
         """,
     )
     assert job.pe_stdout == ["fine\n"] * 2
+
+
+def test_two_threads_in_host_side_collective_calls_are_told_so(mpirun):
+    job = mpirun(
+        2,
+        """
+        import threading, time
+        import numpy as np, nvsym
+
+        ctx = nvsym.init(backend="host")
+        if ctx.my_pe() == 0:
+            told = []
+
+            def call(delay):
+                time.sleep(delay)
+                try:
+                    nvsym.collect()
+                except nvsym.NVSymError as error:
+                    told.append(str(error))
+
+            threads = [threading.Thread(target=call, args=(delay,)) for delay in (0, 0.5)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            print(len(told), all("one thread at a time" in text for text in told), flush=True)
+            raise SystemExit(3)
+        time.sleep(2)
+        nvsym.collect()
+        """,
+        check=False,
+        timeout=60,
+    )
+    assert job.pe_stdout[0].split() == ["2", "True"], job.describe()

@@ -2,7 +2,9 @@
 """Streams and events: order, asynchrony, errors, and what has to stay alive until the work is done."""
 
 import gc
+import os
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -410,6 +412,40 @@ def test_a_stream_dropped_with_its_failure(ctx):
     nvsym.broadcast(b, b, 0, stream=stream) if ctx.my_pe() == 0 else nvsym.barrier_all(stream=stream)
     del stream
     ctx.synchronize()
+    assert_usable(ctx)
+
+
+@pytest.mark.pes(2, own_job=True)
+def test_finalize_raises_what_nobody_has_seen(nvsym_backend):
+    ctx = nvsym.init(backend=nvsym_backend)
+    stream = Stream()
+    b = SHMEMBuffer["i4"].zeros(2)
+    nvsym.broadcast(b, b, 0, stream=stream) if ctx.my_pe() == 0 else nvsym.barrier_all(stream=stream)
+    with pytest.raises(nvsym.CollectiveError, match="PE 0"):
+        nvsym.finalize()
+    assert not nvsym.is_initialized()
+    with nvsym.SHMEMContext(backend=nvsym_backend) as ctx:
+        assert_usable(ctx)
+
+
+@pytest.mark.pes(1, 2)
+@pytest.mark.parametrize("what", ["stream", "event"])
+def test_interrupt_of_a_wait(ctx, what):
+    gate, stream = Gate(ctx), Stream()
+    gate.hold(stream)
+    waited = stream if what == "stream" else stream.record_event()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            waited.synchronize()
+        assert time.monotonic() - began < 10
+    finally:
+        signal.signal(signal.SIGINT, before)
+    gate.open()
+    stream.synchronize()
     assert_usable(ctx)
 
 
