@@ -42,10 +42,10 @@ ROWS = (
     ("allreduce 16 B", "allreduce", 16, 0.8),
     ("allreduce 1 KB", "allreduce", 1024, None),
     ("allreduce 8 KB", "allreduce", 8192, 0.5),
-    ("allreduce 64 KB", "allreduce", 65536, None),
+    ("allreduce 64 KB", "allreduce", 65536, 0.5),
     ("allreduce 1 MB", "allreduce", 1 << 20, 0.5),
-    ("allreduce 8 MB", "allreduce", 8 << 20, None),
-    ("allreduce 64 MB", "allreduce", 64 << 20, None),
+    ("allreduce 8 MB", "allreduce", 8 << 20, 0.5),
+    ("allreduce 64 MB", "allreduce", 64 << 20, 0.5),
 )
 
 LIMIT = 900.0  # seconds that a job may take

@@ -534,7 +534,13 @@ def test_gpu_bars(gpu_report):
             _row(copy="pinned to GPU", bytes=256 << 20, us=10.0, peers={"cuda": 9.9}),
             _row(copy="pageable to GPU", bytes=256 << 20, us=10.0, peers={"cuda": 40.0}),
         ]),
-        "1-init": _document("init", [_row(operation="beginning", us=300e3, peers={"nvshmem": 200e3})]),
+        "1-init": _document("init", [
+            _row(operation="first beginning of a process", us=900e3),
+            _row(operation="beginning", us=300e3, peers={"nvshmem": 200e3}),
+        ]),
+        "1-init-peer-first": _document("init", [
+            {**_row(operation="first beginning of a process", us=1.0, peers={"nvshmem": 700e3}), "nvsym": {"median_us": None}}
+        ]),
         "2-mps-allreduce": _document("allreduce", [
             _row(bytes=8, us=2.0, peers={"nvshmem": 8.0}, **graph),
             _row(bytes=16 << 20, us=30.0, peers={"nvshmem": 12000.0}, floor=20.0, **graph),
@@ -549,6 +555,7 @@ def test_gpu_bars(gpu_report):
     assert found["1 PE: copy of 256 MiB, pinned to GPU, of the driver's rate"] == "yes"
     assert found["1 PE: copy of 256 MiB, pageable to GPU, of the driver's own pageable rate"] == "**no**"
     assert found["1 PE: init above NVSHMEM's own"] == "yes"
+    assert found["1 PE: the first init of a process above NVSHMEM's first"] == "**no**"
     shared = "2 PEs on one GPU, under MPS: "
     assert found[f"{shared}allreduce of 16 MiB in a graph, of the memory's floor"] == "yes"
     assert found[f"{shared}allreduce of 16 MiB in a graph, of NVSHMEM's"] == "yes"
@@ -567,8 +574,8 @@ def test_gpu_bars_of_two_gpus(gpu_report):
     eager = _row(bytes=8, us=8.0, peers={"torch": 30.0}, mode="eager", dtype="float32")
     eager["variants"] = [{"library": "torch", "variant": "torch.distributed", "median_us": 40.0}]
     documents = {
-        "gpus-allreduce": _document("allreduce", [*rows, eager], references={"link_GB_per_s": 390.0}),
-        "gpus-put": _document("put", [_row(bytes=64 << 20, us=100.0, peers={"cuda": 96.0}, mode="eager")]),
+        "gpus2-allreduce": _document("allreduce", [*rows, eager], references={"link_GB_per_s": 390.0}),
+        "gpus2-put": _document("put", [_row(bytes=64 << 20, us=100.0, peers={"cuda": 96.0}, mode="eager")]),
     }
     found = {row[0]: row[2:] for row in gpu_report.judge(documents).rows}
     assert found["2 GPUs: float32 allreduce up to 64 KiB in a graph, of NCCL's"] == ("0.5", "**no**")
@@ -584,6 +591,11 @@ def test_gpu_report_is_written(tmp_path):
     work.mkdir()
     rows = [_row(bytes=8 << i, us=2.0, peers={"nvshmem": 9.0}, mode="graph", dtype="float32") for i in range(9)]
     (work / "2-mps-allreduce.json").write_text(json.dumps(_document("allreduce", rows)))
+    for pes in (2, 4):
+        for row in rows:
+            row["nvsym"]["bus_GB_per_s"] = 300.0
+        document = _document("allreduce", rows[: 2 * pes], pes=pes)
+        (work / f"gpus{pes}-allreduce.json").write_text(json.dumps(document))
     missing = _document("overhead", [_row(call="put", us=2.0)], pes=1, unavailable={"nvshmem4py": "nvshmem4py: none"})
     (work / "1-overhead.json").write_text(json.dumps(missing))
     done = subprocess.run(
@@ -593,13 +605,18 @@ def test_gpu_report_is_written(tmp_path):
     assert done.returncode == 0, done.stderr
     (file,) = results.glob("*.md")
     text = file.read_text()
-    assert text.startswith("<!-- SPDX-License-Identifier: Apache-2.0 -->\n\n# Benchmarks on 1 GPU")
-    assert text.index("## 1 PE") < text.index("## 2 PEs on one GPU, under MPS") < text.index("## The bars")
+    assert text.startswith("<!-- SPDX-License-Identifier: Apache-2.0 -->\n\n# Benchmarks on 4 GPUs")
+    titles = [line for line in text.splitlines() if line.startswith("## ")]
+    scaling = ["## Scaling"] * (importlib.util.find_spec("matplotlib") is not None)
+    assert titles == [
+        "## 1 PE", "## 2 PEs on one GPU, under MPS", "## One PE on each of 2 GPUs", "## One PE on each of 4 GPUs", *scaling,
+        "## The bars",
+    ]  # fmt: skip
     assert "Not measured: nvshmem4py: none." in text
     assert "| 1 KiB | 2 | 9 | 0.222 |" in text
     assert "| met |" in text
     pictures = list(results.glob("*.png"))
-    assert len(pictures) == (importlib.util.find_spec("matplotlib") is not None)
+    assert len(pictures) == 2 * (importlib.util.find_spec("matplotlib") is not None)
     assert all(f"({picture.name})" in text for picture in pictures)
 
 
@@ -607,7 +624,7 @@ def test_suites_are_command_lines():
     from nvsym._bench.options import make_parser
 
     suites = load(SUITE, "nvsym_gpu_suite").SUITES
-    assert set(suites) == {"1", "2-mps", "4-mps", "gpus"}
+    assert set(suites) == {"peer-first", "1", "2-mps", "4-mps", "gpus"}
     for suite in suites.values():
         assert all(name == "init" for name in list(suite)[:1]) or "init" not in suite  # it makes the GPU's context
         for command, *options in suite.values():

@@ -4,7 +4,7 @@
 # Tests and benchmarks of the NVSHMEM backend on a machine with a GPU.
 #
 #   tools/gpu.sh test [CONFIGURATION ...] [-- PYTEST ARGUMENTS]     configurations: 1, 2-no-mps, 2, 4; default: all
-#   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4, gpus (a PE on each, no MPS)
+#   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4; gpus, gpus2 ... (a PE on each)
 #   tools/gpu.sh memcheck [-- PYTEST ARGUMENTS]                     the suite with 1 PE under compute-sanitizer
 #
 # It uses one GPU, the first that CUDA_VISIBLE_DEVICES names; the configuration "gpus" uses all of them. Several PEs share one
@@ -142,8 +142,13 @@ print("" if "nvsym" in e(group="pytest11").names else "-p nvsym.testing")')
 }
 
 if [ ${#configurations[@]} -eq 0 ]; then
-    configurations=(1 2 4)
-    [ "$n_gpus" -eq 1 ] || configurations=(gpus)
+    # Collectives are measured for every power of two of GPUs, so that it can be seen how they scale.
+    case $n_gpus in
+    1) configurations=(1 2 4) ;;
+    [23]) configurations=(gpus) ;;
+    [4-7]) configurations=(gpus2 gpus) ;;
+    *) configurations=(gpus2 gpus4 gpus) ;;
+    esac
 fi
 
 case $mode in
@@ -179,19 +184,29 @@ bench)
     results=${NVSYM_BENCH_RESULTS:-benchmarks/results}
     work=$(mktemp -d "${TMPDIR:-/tmp}/nvsym-bench-XXXXXX")
     launch=("$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI")
-    suite() { # title, PEs, MPS or not, name of the suite
-        run "$1" "$2" "$3" "${launch[@]}" -n "$2" -- benchmarks/gpu/suite.py "$4" --work "$work" ${rest[@]+"${rest[@]}"}
+    suite() { # title, PEs, MPS or not, suite, label of its documents
+        run "$1" "$2" "$3" "${launch[@]}" -n "$2" -- benchmarks/gpu/suite.py "$4" --label "$5" --work "$work" ${rest[@]+"${rest[@]}"}
     }
     for configuration in "${configurations[@]}"; do
         case $configuration in
-        1) suite "benchmark, 1 PE" 1 no 1 ;;
-        2 | 4) suite "benchmark, $configuration PEs, MPS" "$configuration" mps "$configuration-mps" ;;
-        gpus)
-            export CUDA_VISIBLE_DEVICES=$all_gpus
-            suite "benchmark, a PE on each of $n_gpus GPUs" "$n_gpus" no gpus
-            export CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
+        1)
+            suite "benchmark, 1 PE" 1 no 1 1
+            suite "init, 1 PE, NVSHMEM first" 1 no peer-first 1
             ;;
-        *) die "no configuration $configuration of bench; there are 1, 2, 4, gpus" ;;
+        2)
+            suite "benchmark, 2 PEs, MPS" 2 mps 2-mps 2-mps
+            suite "init, 2 PEs, NVSHMEM first" 2 mps peer-first 2-mps
+            ;;
+        4) suite "benchmark, 4 PEs, MPS" 4 mps 4-mps 4-mps ;;
+        gpus | gpus[1-9])
+            of=${configuration#gpus}
+            of=${of:-$n_gpus}
+            [ "$of" -le "$n_gpus" ] || die "$configuration: there are $n_gpus GPUs"
+            CUDA_VISIBLE_DEVICES=$(cut -d, -f"1-$of" <<<"$all_gpus")
+            suite "benchmark, a PE on each of $of GPUs" "$of" no gpus "gpus$of"
+            CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
+            ;;
+        *) die "no configuration $configuration of bench; there are 1, 2, 4, gpus, gpus2, gpus4 ..." ;;
         esac
     done
     "$PYTHON" benchmarks/gpu/report.py "$work" --results "$results" ${NVSYM_BENCH_RAW:+--raw "$NVSYM_BENCH_RAW"} || failed=1

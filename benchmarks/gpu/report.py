@@ -10,19 +10,16 @@ import argparse
 import datetime
 import json
 import pathlib
+import re
 
-TITLES = {
-    "1": "1 PE",
-    "2-mps": "2 PEs on one GPU, under MPS",
-    "4-mps": "4 PEs on one GPU, under MPS",
-    "gpus": "one PE on each GPU",
-}
+TITLES = {"1": "1 PE", "2-mps": "2 PEs on one GPU, under MPS", "4-mps": "4 PEs on one GPU, under MPS"}
+LABEL = re.compile(r"(1|2-mps|4-mps|gpus\d*)-(.+)")
 
 # What plain peer-pointer kernels reached in a graph, float32, in microseconds by bytes: no slower at any size.
 CALIBRATION = {
     "2-mps": {8: 2.05, 512: 2.04, 4096: 2.20, 32 << 10: 2.50, 256 << 10: 3.94, 2 << 20: 6.01, 16 << 20: 23.6},
     "4-mps": {8: 2.99, 512: 2.99, 4096: 3.35, 32 << 10: 3.58, 256 << 10: 8.30, 2 << 20: 10.7, 16 << 20: 46.8},
-    "gpus": {8: 2.29, 512: 2.35, 4096: 2.52, 32 << 10: 2.85, 256 << 10: 4.15, 2 << 20: 11.8, 16 << 20: 54.7,
+    "gpus2": {8: 2.29, 512: 2.35, 4096: 2.52, 32 << 10: 2.85, 256 << 10: 4.15, 2 << 20: 11.8, 16 << 20: 54.7,
              128 << 20: 412.0, 1 << 30: 3135.0},
 }  # fmt: skip
 
@@ -54,6 +51,20 @@ class Bars:
         met = sum(row[3] == "yes" for row in self.rows)
         judged = sum(row[3] != "-" for row in self.rows)
         return f"{met} of {judged} are met.\n\n" + table(("bar", "limit", "measured", "met"), self.rows)
+
+
+def labels(documents):
+    """The configurations that were measured: the first part of the documents' names, in a fixed order."""
+    found = {LABEL.fullmatch(name)[1] for name in documents}
+    return [
+        *(label for label in TITLES if label in found),
+        *sorted(found - TITLES.keys(), key=lambda one: (len(one), one)),
+    ]
+
+
+def title(label):
+    """A configuration in words."""
+    return TITLES.get(label) or f"one PE on each of {label.removeprefix('gpus')} GPUs"
 
 
 def table(heads, rows):
@@ -197,13 +208,18 @@ def judge_calls(bars, where, overhead):
     bars.most(f"{where}: allreduce 4 KiB, the call above the launch of an empty kernel from C", above, 1.5, " µs")
 
 
-def judge_init(bars, where, document):
-    """What the beginning of a job costs above NVSHMEM's."""
+def judge_init(bars, where, document, other):
+    """What the beginning of a job costs above NVSHMEM's; in `other` NVSHMEM was the first in its process."""
     row = one_row(document, operation="beginning")
     above = None
     if row is not None and "nvshmem" in row["peers"]:
         above = (row["nvsym"]["median_us"] - row["peers"]["nvshmem"]["median_us"]) / 1e6
     bars.most(f"{where}: init above NVSHMEM's own", above, 0.15, " s")
+    cold = [one_row(one, operation="first beginning of a process") for one in (document, other)]
+    above = None
+    if None not in cold and cold[0]["nvsym"]["median_us"] and "nvshmem" in cold[1]["peers"]:
+        above = (cold[0]["nvsym"]["median_us"] - cold[1]["peers"]["nvshmem"]["median_us"]) / 1e6
+    bars.most(f"{where}: the first init of a process above NVSHMEM's first", above, 0.15, " s")
 
 
 def judge_copies(bars, where, document):
@@ -219,7 +235,7 @@ def judge_copies(bars, where, document):
 
 def judge_shared(bars, suite, documents):
     """Allreduce of PEs that share a GPU."""
-    where, document = TITLES[suite], documents.get(f"{suite}-allreduce")
+    where, document = title(suite), documents.get(f"{suite}-allreduce")
     references = (document or {}).get("references", {})
     graph = rows_of(document, mode="graph", dtype="float32")
     by_size = {row["bytes"]: row for row in graph}
@@ -258,9 +274,9 @@ def judge_moves(bars, where, suite, documents):
                 )
 
 
-def judge_gpus(bars, documents):
+def judge_gpus(bars, label, documents):
     """One PE on each GPU."""
-    document = documents.get("gpus-allreduce")
+    document = documents.get(f"{label}-allreduce")
     if document is None:
         return
     pes = document["pes"]
@@ -315,8 +331,8 @@ def judge_gpus(bars, documents):
             )
     if pes == 2:
         graph = rows_of(document, mode="graph", dtype="float32")
-        calibrated(bars, where, "gpus", {row["bytes"]: row for row in graph})
-    large = [row for row in rows_of(documents.get("gpus-put"), mode="eager") if row["bytes"] >= 64 << 20]
+        calibrated(bars, where, "gpus2", {row["bytes"]: row for row in graph})
+    large = [row for row in rows_of(documents.get(f"{label}-put"), mode="eager") if row["bytes"] >= 64 << 20]
     found = [1 / ratio(row, "cuda") for row in large if ratio(row, "cuda")]
     bars.least(f"{where}: put from 64 MiB, of the best peer copy's rate", min(found, default=None), 0.95)
 
@@ -324,20 +340,20 @@ def judge_gpus(bars, documents):
 def judge(documents):
     """All bars that the documents can tell of."""
     bars = Bars()
-    for suite, where in TITLES.items():
-        if not any(name.startswith(f"{suite}-") for name in documents):
-            continue
-        if f"{suite}-overhead" in documents:
-            judge_calls(bars, where, documents[f"{suite}-overhead"])
-        if f"{suite}-init" in documents:
-            judge_init(bars, where, documents[f"{suite}-init"])
-        if f"{suite}-copy" in documents:
-            judge_copies(bars, where, documents[f"{suite}-copy"])
-        if suite.endswith("-mps"):
-            judge_shared(bars, suite, documents)
-        if f"{suite}-put" in documents or f"{suite}-put_signal" in documents:
-            judge_moves(bars, where, suite, documents)
-    judge_gpus(bars, documents)
+    for label in labels(documents):
+        where = title(label)
+        if f"{label}-overhead" in documents:
+            judge_calls(bars, where, documents[f"{label}-overhead"])
+        if f"{label}-init" in documents:
+            judge_init(bars, where, documents[f"{label}-init"], documents.get(f"{label}-init-peer-first"))
+        if f"{label}-copy" in documents:
+            judge_copies(bars, where, documents[f"{label}-copy"])
+        if label.endswith("-mps"):
+            judge_shared(bars, label, documents)
+        if f"{label}-put" in documents or f"{label}-put_signal" in documents:
+            judge_moves(bars, where, label, documents)
+        if label.startswith("gpus"):
+            judge_gpus(bars, label, documents)
     return bars
 
 
@@ -349,7 +365,7 @@ def draw(documents, results, stem):
     try:
         import matplotlib  # noqa: F401
 
-        from nvsym._bench.plot import plot
+        from nvsym._bench.plot import plot, plot_scaling
     except ImportError as error:
         return {}, f"No pictures: {error}."
     names = {}
@@ -358,6 +374,11 @@ def draw(documents, results, stem):
             file = results / f"{stem}-{name}.png"
             plot(document, str(file))
             names[name] = file.name
+    scaling = [d for name, d in documents.items() if re.fullmatch(r"gpus\d+-allreduce", name)]
+    if len(scaling) > 1:
+        file = results / f"{stem}-scaling.png"
+        plot_scaling(scaling, str(file))
+        names["scaling"] = file.name
     return names, None
 
 
@@ -371,7 +392,10 @@ def main():
     documents = {file.stem: json.loads(file.read_text()) for file in files}
     if not documents:
         parser.error(f"{options.folder}: no document; did the benchmarks run?")
-    gpus = max(document["pes"] if name.startswith("gpus-") else 1 for name, document in documents.items())
+    strange = [name for name in documents if LABEL.fullmatch(name) is None]
+    if strange:
+        parser.error(f"{options.folder}: {', '.join(strange)}.json is of no suite")
+    gpus = max(document["pes"] if name.startswith("gpus") else 1 for name, document in documents.items())
     stem = f"gpu{gpus if gpus > 1 else ''}-{datetime.date.today()}"
     options.results.mkdir(parents=True, exist_ok=True)
     pictures, why_none = draw(documents, options.results, stem)
@@ -386,14 +410,15 @@ def main():
     ]
     if why_none:
         parts.append(why_none)
-    for suite, title in TITLES.items():
-        own = {name: document for name, document in documents.items() if name.startswith(f"{suite}-")}
-        if own:
-            parts.append(f"## {title}")
+    for label in labels(documents):
+        own = {name: document for name, document in documents.items() if LABEL.fullmatch(name)[1] == label}
+        parts.append(f"## {title(label)[0].upper()}{title(label)[1:]}")
         for name, document in own.items():
-            parts.append(section(name.removeprefix(f"{suite}-"), document))
+            parts.append(section(LABEL.fullmatch(name)[2], document))
             if name in pictures:
                 parts.append(f"![{name}]({pictures[name]})")
+    if "scaling" in pictures:
+        parts += ["## Scaling", f"![scaling]({pictures['scaling']})"]
     bars = judge(documents)
     parts += ["## The bars", bars.markdown()]
     target = options.results / f"{stem}.md"

@@ -16,15 +16,17 @@ from nvsym._bench import main as bench
 FLOAT = ["--vs", "nvshmem,nccl,torch,nvshmem4py"]
 MOVES = ["--vs", "nvshmem,nvshmem4py,cuda"]
 
-# Name and command line. "init" comes first: only then does it make the GPU's context.
+# Name and command line. "init" comes first: only then does it make the GPU's context, and one of the two does; the suite
+# "peer-first" is for the other, in a job of its own.
 SUITES = {
+    "peer-first": {"init-peer-first": ["init", "--rounds", "2", "--first", "peer"]},
     "1": {
         "init": ["init", "--rounds", "4"],
         "overhead": ["overhead", "--vs", "nvshmem,nvshmem4py,cuda"],
         "copy": ["copy", "-b", "256M", "-e", "256M", "--batches", "9"],
     },
     "2-mps": {
-        "init": ["init", "--rounds", "4", "--first", "peer"],
+        "init": ["init", "--rounds", "4"],
         "overhead": ["overhead", "--vs", "nvshmem,nvshmem4py,cuda"],
         "allreduce": ["allreduce", "-b", "8", "-e", "64M", "-f", "2", "--graph", "both", *FLOAT],
         "allreduce-bf16": ["allreduce", "-b", "8", "-e", "64M", "-f", "8", "--dtype", "bfloat16", "--graph", *FLOAT],
@@ -56,11 +58,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder of the documents")
+    parser.add_argument("--label", help="begins the documents' names (default: the suite)")
     parser.add_argument("--only", help="these benchmarks, comma-separated")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further benchmark is begun")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
     first = comm.Get_rank() == 0
+    label = options.label or options.suite
     wanted = options.only.split(",") if options.only else list(SUITES[options.suite])
     unknown = set(wanted) - {name for suite in SUITES.values() for name in suite}
     if unknown:
@@ -78,8 +82,8 @@ def main():
             continue
         start = time.perf_counter()
         if first:
-            print(f"\n== {options.suite}: python -m nvsym bench {' '.join(line)}", flush=True)
-        if bench([*line, "--json", str(options.work / f"{options.suite}-{name}.json")]):
+            print(f"\n== {label}: python -m nvsym bench {' '.join(line)}", flush=True)
+        if bench([*line, "--json", str(options.work / f"{label}-{name}.json")]):
             failed.append(name)
         if first:
             print(f"== {time.perf_counter() - start:.1f} s", flush=True)
@@ -88,7 +92,7 @@ def main():
         words += [
             f"{what}: {', '.join(names)}" for what, names in (("failed", failed), ("no time for", skipped)) if names
         ]
-        print(f"suite {options.suite}: {'; '.join(words)}", flush=True)
+        print(f"suite {label}: {'; '.join(words)}", flush=True)
     sys.exit(1 if failed else 0)
 
 

@@ -44,6 +44,10 @@ class Bench:
         import nvsym
 
         self.comm = MPI.COMM_WORLD
+        if backend != "host" and {"nccl", "torch"} & set(peers):
+            from .nccl_cases import open_nccl
+
+            agree(self.comm, open_nccl)  # before NVSHMEM finds another one; where there is none, NcclCases says so
         # Every library that works on the symmetric heap has a source and a destination of its own there.
         users = 2 + len(algorithms) + ("cuda" in peers) + 2 * ("nvshmem4py" in peers)
         on_gpus = users * 2 * largest + 4 * _REFERENCE + _SPARE

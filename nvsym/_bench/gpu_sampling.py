@@ -79,7 +79,9 @@ class GpuSampler:
         series, graphs = [], []
         for case in cases:
             one = Series(case, 1)
-            captured, reason = self._prepare(one, graph, clock)
+            captured, reason = (
+                self._prepare(one, graph, clock) if case.graphs or not graph else (None, "not in a graph")
+            )
             if reason is not None:
                 reasons[case.library] = reason
                 self._agree(case, case.close)

@@ -27,14 +27,14 @@ class _UniqueId(ctypes.Structure):
 
 
 def open_nccl():
-    """NCCL's library: the one that the process has loaded, else that of the wheel, else the system's."""
-    with open("/proc/self/maps") as file:
-        candidates = sorted({line.split(maxsplit=5)[-1].strip() for line in file if "/libnccl.so" in line})
+    """NCCL's library: that of the wheel, which is PyTorch's, else the one that is loaded or the system's.
+
+    NVSHMEM and PyTorch take the one that is loaded. Opened before both, it is the same for all.
+    """
     spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
-    if spec is not None:
-        candidates += [str(Path(folder, "lib", "libnccl.so.2")) for folder in spec.submodule_search_locations or []]
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
     errors = []
-    for path in [*candidates, "libnccl.so.2"]:
+    for path in [*[str(Path(folder, "lib", "libnccl.so.2")) for folder in folders], "libnccl.so.2"]:
         try:
             return ctypes.CDLL(path)
         except OSError as error:

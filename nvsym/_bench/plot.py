@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-__all__ = ["plot"]
+__all__ = ["plot", "plot_scaling"]
 
 # One colour for each library in every picture; nvsym's stands out.
 _COLOURS = {
@@ -36,6 +36,39 @@ def plot(report, path):
     pyplot.close(figure)
     if not Path(path).stat().st_size:
         raise OSError(f"matplotlib wrote nothing to {path}")
+
+
+def plot_scaling(reports, path):
+    """Draw what allreduce takes, and its bus bandwidth, on different numbers of PEs.
+
+    Parameters
+    ----------
+    reports : list of dict
+        Documents of allreduce; their rows of float32 inside graphs are drawn, or the eager ones where there are none.
+    path : str
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12.8, 4.2), layout="constrained")
+    for report in sorted(reports, key=lambda one: one["pes"]):
+        rows = [row for row in report["rows"] if row["dtype"] == "float32" and row["mode"] == "graph"] or report["rows"]
+        sizes = [row["bytes"] for row in rows]
+        label = f"{report['pes']} PEs"
+        left.plot(sizes, [row["nvsym"]["median_us"] for row in rows], marker="o", markersize=3, label=label)
+        right.plot(sizes, [row["nvsym"]["bus_GB_per_s"] for row in rows], marker="o", markersize=3, label=label)
+    left.set(yscale="log", ylabel="microseconds")
+    right.set(ylabel="bus GB/s")
+    for ax in (left, right):
+        ax.set_xscale("log", base=2)
+        ax.set_xlabel("bytes")
+        ax.grid(visible=True, which="major", linewidth=0.4)
+        ax.legend(fontsize="small")
+    figure.suptitle(f"nvsym allreduce\n{reports[0]['machine']}", fontsize="small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def _times(row):

@@ -86,6 +86,8 @@ class Case:
         The input is overwritten, so that repeated calls do not give the result that `check` expects.
     loop : callable, optional
         Makes the call so many times without Python between them. On GPUs only.
+    graphs : bool
+        Whether it can be captured into a CUDA graph.
     """
 
     library: str
@@ -98,6 +100,7 @@ class Case:
     reset: Callable[[], Any] = nothing
     in_place: bool = False
     loop: Callable[[int], Any] | None = None
+    graphs: bool = True
 
 
 @dataclass

@@ -96,7 +96,8 @@ class TorchCases(GpuCases):
 
     def describe(self):
         symmetric = f"; no symmetric memory: {self.why_no_symmetric}" if self.why_no_symmetric else ""
-        how = "" if self.shared else ", torch.distributed over NCCL"
+        nccl = "" if self.shared else ".".join(map(str, self.torch.cuda.nccl.version()))
+        how = f", torch.distributed over NCCL {nccl}" if nccl else ""
         return f"torch: PyTorch {self.torch.__version__}{how}, symmetric memory{symmetric}"
 
     def _type(self, dtype):
@@ -149,6 +150,10 @@ class TorchCases(GpuCases):
             self._missing(self.why_no_symmetric or "PEs share a GPU")
         return cases
 
+    def close(self):
+        self.gpu.synchronize()
+        self.torch.cuda.set_stream(self.torch.cuda.default_stream())  # the job's goes with the job
+
     def _on_stream(self, call):
         """The call, with the benchmark's stream as PyTorch's current one."""
         self.torch.cuda.set_stream(self.stream)
@@ -158,6 +163,7 @@ class TorchCases(GpuCases):
         return lambda: self.gpu.copy(tensor.data_ptr(), self.master.data_ptr(), shape.nbytes)
 
     def _distributed(self, shape):
+        # Not inside graphs: where a capture fails, the thread that watches the group ends the process.
         part = self.out[: shape.count]
         reduce = self.torch.distributed.all_reduce
 
@@ -166,7 +172,7 @@ class TorchCases(GpuCases):
 
         return self._case(
             self._on_stream(call), variant="torch.distributed", at=part.data_ptr(), shape=shape,
-            expected=self._reduced(shape), reset=self._copied(part, shape), in_place=True,
+            expected=self._reduced(shape), reset=self._copied(part, shape), in_place=True, graphs=False,
         )  # fmt: skip
 
     def _symmetric(self, shape):
