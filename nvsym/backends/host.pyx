@@ -259,7 +259,7 @@ cdef class HostBackend(Backend):
             s.spin = SPIN if shared_cores >= s.n_local else SPIN_SHORT
         s.one_shot = ONE_SHOT if shared_cores >= s.n_local else ONE_SHOT_SHARED
         s.limit = <int64_t> (settings["NVSYM_TIMEOUT"] * 1e9)
-        s.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE"])
+        s.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
         self._capabilities = [
             ("peer_memory", s.n_local > 1, f"{s.n_local} PEs share a segment on this node" if s.n_local > 1
              else "no other PE is on this node"),

@@ -106,7 +106,7 @@ cdef class NvshmemBackend(Backend):
     cdef int start(self, Agreement agreement, object settings, size_t heap_size, object device) except -1:
         self.name = "nvshmem"
         self.my_pe, self.n_pes = agreement.rank, agreement.size
-        self.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE"])
+        self.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
         self.arenas = []
         self._check_bootstrap(agreement)
         self._open(agreement)
