@@ -417,7 +417,7 @@ def load(path, name):
 def machine(tmp_path_factory):
     """The environment of a PE that has a simulated GPU and NVSHMEM, which reduces."""
     libraries = load(SIMULATED, "simulated_gpu_build").build(tmp_path_factory.mktemp("simulated_gpu"))
-    return {**libraries, "NVSYM_ALLREDUCE": "nvshmem"}
+    return {**libraries, "NVSYM_ALLREDUCE_ALGORITHM": "nvshmem"}
 
 
 def test_simulated_gpu(mpirun, machine):
