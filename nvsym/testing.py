@@ -41,7 +41,7 @@ import pytest
 
 __all__ = ["CompletedJob", "mpirun"]
 
-BACKENDS = ("host", "nvshmem")
+BACKENDS = ("host", "nvshmem", "simulator")  # the last: the NVSHMEM backend on nvsym.simulator
 PARAM = "_nvsym_job"  # the hidden parameter that carries a test's configuration
 TOKEN = "NVSYM_TEST_JOB"  # in the environment of every process of a job: finds them all, whoever their parent is by now
 RANK_VARIABLES = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"}  # launchers give one of them to each program
@@ -384,13 +384,13 @@ class _Wish:
     own_job: bool
 
 
-def _wishes(mark, backends):
-    """The wishes of one `pes` mark."""
+def _wishes(mark, chosen):
+    """The wishes of one `pes` mark; `chosen`: the backends that the user named, or None."""
 
     def refuse(what):
         pytest.fail(f"@pytest.mark.pes{mark.args}: {what}", pytrace=False)
 
-    options: dict = {"nodes": 1, "timeout": None, "own_job": False}
+    options: dict = {"nodes": 1, "timeout": None, "own_job": False, "backends": None}
     if unknown := sorted(set(mark.kwargs) - set(options)):
         refuse(f"unknown option {', '.join(unknown)}; there are {', '.join(options)}")
     options.update(mark.kwargs)
@@ -404,6 +404,13 @@ def _wishes(mark, backends):
     for n in mark.args:
         if type(n) is not int or n < nodes:
             refuse(f"{n!r} PEs on {nodes} nodes: a number from {nodes} on is needed")
+    able = options["backends"]
+    if able is None:
+        backends = chosen or ["host"]
+    elif isinstance(able, str) or not able or set(able) - set(BACKENDS):
+        refuse(f"backends={able!r}: a sequence of some of {', '.join(BACKENDS)} is needed")
+    else:
+        backends = able[:1] if chosen is None else [name for name in chosen if name in able]
     return [
         _Wish(_Configuration(backend, n, nodes), timeout, bool(options["own_job"]))
         for backend in backends
@@ -677,6 +684,15 @@ class _PEState:
         return now + (f" after it failed in {failed[0]}" if failed else "")
 
 
+def _backend_environment(configuration):
+    """What the PEs of a job have in their environment for the backend."""
+    if configuration.backend != "simulator":
+        return {}
+    from nvsym import simulator
+
+    return simulator.environment(devices=os.environ.get("NVSYM_SIM_DEVICES") or configuration.pes)
+
+
 class _LostError(Exception):
     """The job cannot deliver the result of the test; the arguments are the parts of its failure."""
 
@@ -708,7 +724,7 @@ class _Job:
             "folder": str(folder),
             "pes": configuration.pes,
             "nodes": configuration.nodes,
-            "backend": configuration.backend,
+            "backend": "nvshmem" if configuration.backend == "simulator" else configuration.backend,
             "ids": self.ids,
             "hypothesis": _use_hypothesis(items),
             "args": _inner_arguments(config, items, folder),
@@ -727,7 +743,7 @@ class _Job:
                 configuration.pes,
                 [sys.executable, "-P", "-c", code, spec_path],
                 nodes=configuration.nodes,
-                env={},
+                env=_backend_environment(configuration),
                 cwd=config.invocation_params.dir,
                 stdout=log,
                 stderr=log,
@@ -1095,7 +1111,7 @@ def _inner_options(config):
                 continue  # an object of some plugin: only plain values travel
             options[name] = value
     options.update(_INNER_OPTIONS)
-    options["nvsym_backend"] = ",".join(_backends(config))
+    options["nvsym_backend"] = ",".join(_backends(config) or ()) or None
     return options
 
 
@@ -1511,11 +1527,13 @@ def pytest_addoption(parser):
 
 
 def _backends(config):
-    """The names of the backends to run on, in the order given."""
+    """The names of the backends that the user chose, in the order given; None where he did not."""
     text = config.getoption("nvsym_backend")
     source = "--nvsym-backend"
     if text is None:
-        text, source = os.environ.get("NVSYM_TEST_BACKENDS") or "host", "NVSYM_TEST_BACKENDS"
+        text, source = os.environ.get("NVSYM_TEST_BACKENDS"), "NVSYM_TEST_BACKENDS"
+        if not text:
+            return None
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names or (unknown := [name for name in names if name not in BACKENDS]):
         what = f"no backend {', '.join(unknown)}" if names else "no name"
@@ -1526,8 +1544,9 @@ def _backends(config):
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "pes(*n, nodes=1, timeout=None, own_job=False): run the test on n PEs, once for each n, as a job of MPI "
-        "processes, on that many simulated nodes, in at most `timeout` seconds; `own_job`: in a job of its own.",
+        "pes(*n, nodes=1, timeout=None, own_job=False, backends=None): run the test on n PEs, once for each n, as a job "
+        "of MPI processes, on that many simulated nodes, in at most `timeout` seconds; `own_job`: in a job of its own; "
+        "`backends`: those on which it can run, the first of them where the user chose none.",
     )
     _backends(config)
     for name in ("nvsym_timeout", "nvsym_grace"):
@@ -1556,7 +1575,7 @@ def pytest_generate_tests(metafunc):
         if node is marks[0][0]:
             for wish in _wishes(mark, _backends(metafunc.config)):
                 wishes[wish.configuration] = wish
-    if wishes:
+    if marks:
         metafunc.fixturenames.append(PARAM)
         metafunc.parametrize(PARAM, list(wishes.values()), ids=[str(configuration) for configuration in wishes])
 

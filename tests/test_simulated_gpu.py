@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the NVSHMEM backend checks on all PEs before NVSHMEM could end the process, with a simulated GPU on each PE."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-FOLDER = Path(__file__).parent / "simulated_gpu"
+from nvsym import simulator
 
 PROLOGUE = """
 import os, numpy as np
@@ -32,22 +29,22 @@ CASES = {
         if last: os.environ["NVSYM_LIBNVSHMEM"] = "/nowhere/libnvshmem_host.so.3"
         refused(nvsym.NotAvailableError, "/nowhere", "PE 1")""",
     "another version on one PE": """
-        if last: os.environ["SIM_VERSION"] = "30700"
-        refused(nvsym.CollectiveError, "3.4.5", "3.7.0")""",
+        if last: os.environ["NVSYM_SIM_NVSHMEM"] = "30700"
+        refused(nvsym.CollectiveError, "3.8.0", "3.7.0")""",
     "a version that is too old": """
-        os.environ["SIM_VERSION"] = "30200"
+        os.environ["NVSYM_SIM_NVSHMEM"] = "30200"
         refused(nvsym.NotAvailableError, "3.2.0")""",
     "no GPU on one PE": """
-        if last: os.environ["SIM_GPUS"] = "0"
+        if last: os.environ["CUDA_VISIBLE_DEVICES"] = ""
         refused(nvsym.NVSymError, "PE 1", "GPU")""",
     "NVSHMEM fails on one PE": """
-        if last: os.environ["SIM_GPUS"], os.environ["SIM_FREE"] = "1", "1000000"
+        if last: os.environ["NVSYM_SIM_FREE"] = "1000000"
         refused(nvsym.HeapExhaustedError, "PE 1", "free")""",
     "NVSHMEM fails on all PEs": """
-        os.environ["SIM_INIT_STATUS"] = "7"
+        os.environ["NVSYM_SIM_FAIL"] = "nvshmemx_hostlib_init_attr:1:7"
         refused(nvsym.BackendError, "NVSHMEMX_ERROR_INTERNAL")""",
     "somebody else has initialised NVSHMEM": """
-        os.environ["SIM_INITIALIZED"] = "2"
+        os.environ["NVSYM_SIM_INITIALIZED"] = "2"
         refused(nvsym.BackendError, "another library")""",
     "a size that is none": """
         if last: os.environ["NVSHMEM_SYMMETRIC_SIZE"] = "10X"
@@ -55,7 +52,6 @@ CASES = {
     "the MPI bootstrap with another MPI": """
         refused(nvsym.NotAvailableError, "Open MPI", "uid", call=lambda: init(bootstrap="mpi"))""",
     "PEs share a GPU without MPS": """
-        os.environ["SIM_LIMITED"] = "1"
         init()
         a = nvsym.SHMEMBuffer["float32"].full(4, me)
         refused(nvsym.NotAvailableError, "nvidia-cuda-mps-control", call=lambda: nvsym.broadcast(a, a, 0))
@@ -63,30 +59,21 @@ CASES = {
         nvsym.barrier_all()
         assert (a.to_numpy() == 7).all()""",
     "PEs share a GPU under MPS with too large shares": """
-        os.environ["SIM_LIMITED"] = os.environ["SIM_MPS"] = "1"
+        os.environ["NVSYM_SIM_MPS"] = "1"
         init()
         a = nvsym.SHMEMBuffer["float32"].full(4, me)
         refused(nvsym.NotAvailableError, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", call=lambda: nvsym.broadcast(a, a, 0))""",
 }
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """The environment of a PE that has a simulated GPU and NVSHMEM."""
-    spec = importlib.util.spec_from_file_location("simulated_gpu_build", FOLDER / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build(tmp_path_factory.mktemp("simulated_gpu"))
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_refusal(mpirun, machine, case):
+def test_refusal(mpirun, case):
     if "another MPI" in case:
         from nvsym._launch import find_launcher
 
         if find_launcher().kind == "openmpi":
             pytest.skip("another MPI than Open MPI: there is none")
     code = PROLOGUE + "\n".join(line.removeprefix("        ") for line in CASES[case].splitlines())
-    job = mpirun(2, code + "\n", env=machine, timeout=40)
+    job = mpirun(2, code + "\n", env=simulator.environment(devices=1 if "share a GPU" in case else 2), timeout=40)
     assert job.pe_stdout == ["refused\n"] * 2
     assert "FATAL" not in job.stderr

@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the NVSHMEM backend share. They need a GPU: `make test-gpu`, which is tools/gpu.sh."""
+"""What the tests of the NVSHMEM backend share. They run on simulated GPUs in `make test`, on a real one in `make test-gpu`."""
 
 import os
 
 import pytest
 
 import nvsym
+from nvsym import simulator
 
-# In a run on host memory there is nothing to collect here.
-collect_ignore_glob = [] if "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "") else ["test_*.py"]
+# Where host memory alone was asked for there is nothing to collect here.
+CHOSEN = os.environ.get("NVSYM_TEST_BACKENDS") or "simulator"
+collect_ignore_glob = [] if {"nvshmem", "simulator"} & set(CHOSEN.split(",")) else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """The environment of the PEs and of the programs that tests start: multicast is off, and the GPUs may be simulated ones."""
+    monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
+    if "nvshmem" not in CHOSEN:
+        for name, value in simulator.environment(devices=os.environ.get("NVSYM_SIM_DEVICES") or 4).items():
+            monkeypatch.setenv(name, value)
 
 
 def capability(ctx, wanted):

@@ -63,7 +63,7 @@ class Things:
         self.gone.destroy()
 
 
-@pytest.mark.pes(1, 2, 4)
+@pytest.mark.pes(1, 2, 4, backends=("simulator", "nvshmem"))
 def test_the_table(ctx, limited):
     things = Things(ctx)
     for name, (call, error, text) in MISUSES.items():
@@ -92,7 +92,7 @@ LIMITED = {
 }
 
 
-@pytest.mark.pes(2)
+@pytest.mark.pes(2, backends=("simulator", "nvshmem"))
 def test_without_mps(ctx, limited):
     """Where PEs share a GPU without MPS, what NVSHMEM cannot do raises on all PEs; what it can do works."""
     things = Things(ctx)
@@ -128,7 +128,7 @@ BEFORE_INIT = [
 ]  # fmt: skip
 
 
-@pytest.mark.pes(1, 2, own_job=True)
+@pytest.mark.pes(1, 2, own_job=True, backends=("simulator", "nvshmem"))
 def test_before_init_and_after_finalize(monkeypatch):
     def none_works():
         for call in BEFORE_INIT:
@@ -165,7 +165,7 @@ def test_before_init_and_after_finalize(monkeypatch):
     stream.synchronize()
 
 
-@pytest.mark.pes(1, 2, 4, own_job=True, timeout=180)
+@pytest.mark.pes(1, 2, 4, own_job=True, timeout=180, backends=("simulator", "nvshmem"))
 def test_init_and_finalize_20_times():
     for i in range(20):
         ctx = nvsym.init(backend="nvshmem", heap_size="64M")

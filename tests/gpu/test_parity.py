@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface on GPUs, by the same rules as in host memory."""
 
+import contextlib
 import gc
 import time
 import weakref
@@ -12,7 +13,9 @@ import nvsym
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
 from nvsym.kernels import compiler
 
-pytestmark = pytest.mark.pes(1, 2, 4)
+from simulated import CupyStream, Graph, TorchStream, is_simulated, need_real_gpu
+
+pytestmark = pytest.mark.pes(1, 2, 4, backends=("simulator", "nvshmem"))
 
 BY_NAME = {dtype.name: dtype for dtype in DTYPES}
 REDUCED = [d.name for d in DTYPES if d.kind in ("int", "uint")] + ["float16", "bfloat16", "float32", "float64"]
@@ -119,6 +122,7 @@ def test_many_copies_share_a_stream(ctx):
 
 
 def test_copies_of_other_libraries(ctx):
+    need_real_gpu("PyTorch and CuPy know no other")
     torch = pytest.importorskip("torch")
     cupy = pytest.importorskip("cupy")
     b = F32(1000)
@@ -327,7 +331,7 @@ def test_reductions(ctx, limited, meet, name, op):
     untouched = dest.to_numpy()
     in_nvshmem = name in REDUCED and (op not in ("and", "or", "xor") or dtype.kind != "float")
     defined = (dtype.id, next(o.id for o in OPS if o.name == op)) in REDUCIBLE
-    here = in_nvshmem or (defined and name in compiler.TYPES)
+    here = in_nvshmem or (defined and name in compiler.TYPES and not is_simulated())
     expected = combined(op, [values(dtype, size * n, pe) for pe in range(n)]) if defined else None
     for possible, target, call in (
         (here, dest, lambda: nvsym.reduce(dest, source, op)),
@@ -417,10 +421,15 @@ def test_teams(ctx, limited, meet):
 
 
 def streams_of_all_kinds():
-    torch = pytest.importorskip("torch")
-    cupy = pytest.importorskip("cupy")
     own = nvsym.Stream()
     raw = nvsym.Stream()
+    if is_simulated():
+        return {
+            "none": None, "own": own, "int": raw.handle, "torch": TorchStream(), "cupy": CupyStream(), "legacy": 1,
+            "per thread": 2, "zero": 0,
+        }, raw  # fmt: skip
+    torch = pytest.importorskip("torch")
+    cupy = pytest.importorskip("cupy")
     kept = torch.cuda.Stream()
     return {
         "none": None, "own": own, "int": raw.handle, "torch": kept, "torch default": torch.cuda.default_stream(),
@@ -470,17 +479,30 @@ def test_events(ctx):
     assert first.query()
 
 
-def test_capture(ctx, limited, meet):
+@contextlib.contextmanager
+def capture():
+    """A stream of another library, and a graph of what is enqueued on it inside."""
+    if is_simulated():
+        stream = TorchStream()
+        graph = Graph(stream.kept)
+        yield stream, graph
+        graph.end()
+        return
     torch = pytest.importorskip("torch")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        yield stream, graph
+        graph.capture_end()
+
+
+def test_capture(ctx, limited, meet):
     me, n = ctx.my_pe(), ctx.n_pes()
     right, left = (me + 1) % n, (me - 1) % n
     source, dest, total, filled = F32.full(1000, me + 1), F32.zeros(1000), F32.zeros(1000), F32.zeros(1000)
     signal = U64.zeros(1)
-    stream = torch.cuda.Stream()
     meet()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
+    with capture() as (stream, graph):
         filled.fill(4, stream=stream)
         nvsym.put(dest, source, right, stream=stream)
         nvsym.get(filled, source, right, stream=stream)
@@ -501,11 +523,11 @@ def test_capture(ctx, limited, meet):
         ):  # fmt: skip
             with pytest.raises(nvsym.BackendError, match="captur"):
                 call()
-        graph.capture_end()
     assert (dest.to_numpy() == 0).all()
+    meet()  # all have looked before the first one puts
     for _ in range(5):
         graph.replay()
-    torch.cuda.synchronize()
+    ctx.device.synchronize()
     meet()
     assert (dest.to_numpy() == left + 1).all()
     assert (filled.to_numpy() == right + 1).all()
@@ -586,6 +608,7 @@ def test_exhaustion_on_one_pe(ctx, monkeypatch):
 
 
 def test_exchange_with_torch_and_cupy(ctx):
+    need_real_gpu("PyTorch and CuPy know no other")
     torch = pytest.importorskip("torch")
     cupy = pytest.importorskip("cupy")
     b = F32.full(1000, 3)
@@ -625,6 +648,7 @@ def test_exchange_with_torch_and_cupy(ctx):
 
 
 def test_a_tensor_keeps_freed_memory(ctx, meet):
+    need_real_gpu("PyTorch and CuPy know no other")
     torch = pytest.importorskip("torch")
     b = F32.full(1000, 3)
     address = b.unsafe_ptr()
@@ -642,10 +666,12 @@ def test_devices(ctx):
     devices = ctx.devices()
     assert len(devices) == ctx.n_pes()
     assert ctx.device == devices[ctx.my_pe()]
-    assert {device.uuid for device in devices} == {ctx.device.uuid}
+    # tools/gpu.sh gives all PEs one GPU, the simulator a GPU to each.
+    gpus = ctx.n_pes() if is_simulated() else 1
+    assert len({device.uuid for device in devices}) == gpus
     assert ctx.device == nvsym.Device(ctx.device.ordinal)
     assert ctx.device.can_access(devices[-1])
-    assert ctx.number_of_devices() == 1
+    assert ctx.number_of_devices() == gpus
     with pytest.raises(nvsym.NotAvailableError, match="CUDA_VISIBLE_DEVICES"):
         nvsym.Device(99)
     names = [name for name, _, _ in ctx.capabilities()]
