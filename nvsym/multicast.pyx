@@ -21,7 +21,7 @@ from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
-    CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_RECOMMENDED, CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUmemAccessDesc,
+    CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_RECOMMENDED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUmemAccessDesc,
     CUmemAllocationProp, CUmemFabricHandle, CUmemGenericAllocationHandle, CUmulticastObjectProp, CUresult)
 
 cdef enum:
@@ -30,6 +30,16 @@ cdef enum:
 _log = logging.getLogger("nvsym")
 
 cdef dict _calls = {}
+
+# What a status of one call means besides the common hint.
+cdef dict _ALSO = {
+    ("cuMulticastBindMem", CUDA_ERROR_OUT_OF_MEMORY):
+        ". For this call it can also mean that the NVLink switches have no room for another multicast object, which all programs share",
+    ("cuMulticastBindMem", CUDA_ERROR_INVALID_VALUE):
+        ". The arguments were checked: it is known to come of a fabric manager that was restarted without a reset of the GPUs",
+    ("cuMulticastAddDevice", CUDA_ERROR_INVALID_VALUE):
+        ". The arguments were checked: it is known to come of a fabric manager that was restarted without a reset of the GPUs",
+}
 
 
 def driver_calls():
@@ -74,7 +84,8 @@ cdef class Watch:
         try:
             CHECK_CUDA(status, call.encode())
         except BackendError as e:
-            error = BackendError(f"{place}: {e}")
+            also = _ALSO.get((call, e.status), "")
+            error = BackendError(f"{place}: {e}{also}")
             error.status = e.status
         if error is None:
             return 0

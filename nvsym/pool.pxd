@@ -5,6 +5,7 @@ from .pool_memory cimport PoolMemory
 cdef class SymmetricPool:
     cdef readonly size_t byte_size
     cdef readonly tuple  devices        # as they were named to allocate()
+    cdef readonly str    handles        # how they travelled: "none", "posix", "fabric"
     cdef PoolMemory      memory
     cdef dict            slots          # the number of each device, by UUID
     cdef Device          own            # a device of this process, which copies for the others

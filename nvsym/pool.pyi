@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
+from typing import Literal
 
 from .device import Device
 from .memory import Buffer
@@ -7,6 +8,7 @@ from .memory import Buffer
 class SymmetricPool:
     byte_size: int
     devices: tuple[Device, ...]
+    handles: Literal["none", "posix", "fabric"]
     @staticmethod
     def allocate(devices: Sequence[Device], byte_size: int) -> SymmetricPool: ...
     @staticmethod

@@ -50,6 +50,9 @@ cdef class SymmetricPool:
     byte_size : int
         What was asked for: bytes of each device.
     devices : tuple of Device
+    handles : {"none", "posix", "fabric"}
+        How the driver's handles travelled between the processes: not at all (one process), as file descriptors inside a node, as
+        fabric handles between nodes.
     """
 
     def __init__(self, *args, **kwargs):
@@ -437,6 +440,7 @@ cdef object _make(_Call call, object uuids, tuple as_named):
     pool.byte_size = call.size
     pool.devices = as_named
     pool.memory = memory
+    pool.handles = allocation.transport.kind
     pool.slots = {(<Device> device).uuid: slot for slot, device in enumerate(call.devices)}
     pool.own = call.devices[local[0][0]]
     pool.of_job = call.job is not None

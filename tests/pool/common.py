@@ -78,11 +78,14 @@ def first_bytes(pool, device, n=64):
 
 def check_views(pool, mine, wait):
     """Each PE (or device) writes its memory, and sees what the others wrote to theirs."""
+    def number(device):
+        return 1 + (device.ordinal if device.pe < 0 else device.pe)
+
     for device in mine:
-        fill(pool, device, 1 + pool.devices.index(device))
+        fill(pool, device, number(device))
     wait()
-    for i, device in enumerate(pool.devices):
-        assert (first_bytes(pool, device) == 1 + i).all(), (i, device)
+    for device in pool.devices:
+        assert (first_bytes(pool, device) == number(device)).all(), device
     wait()
     views = [pool.unicast_view(device)._data_ptr() for device in pool.devices]
     assert len(set(views)) == len(views)
