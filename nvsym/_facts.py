@@ -14,7 +14,7 @@ from . import _driver, _nvml, _settings
 from .errors import NVSymError
 from .multicast import attributes
 
-__all__ = ["DISABLED", "DeviceFacts", "Transport", "facts_of", "has_ended", "socket_folder", "transport_of", "why_unsupported"]
+__all__ = ["DISABLED", "DeviceFacts", "Transport", "facts_of", "has_ended", "pool_capability", "socket_folder", "transport_of", "why_unsupported"]
 
 DISABLED = "disabled by "
 
@@ -223,3 +223,16 @@ def why_unsupported(facts: Sequence[DeviceFacts], several_processes: bool):
         if fact.problem is not None:
             return f"{fact.name}: {fact.problem}"
     return transport_of(facts)[1] if several_processes else None
+
+
+def pool_capability(facts: Sequence[DeviceFacts]):
+    """Whether all these GPUs, of a PE each, could share a `SymmetricPool`, and why or how: (bool, text)."""
+    reason = why_unsupported(facts, len(facts) > 1)
+    if reason is None and len({fact.uuid for fact in facts}) < len(facts):
+        reason = "PEs share a GPU"
+    if reason is None and len(facts) < 2:
+        reason = "multicast takes two GPUs at least, and the job has one"
+    if reason is not None:
+        return False, reason
+    transport, _ = transport_of(facts)
+    return True, f"handles travel as {transport.text}"

@@ -268,6 +268,7 @@ cdef class HostBackend(Backend):
             ("core_for_each_pe", shared_cores >= s.n_local,
              f"{s.n_local} PEs on {shared_cores} cores: a waiting PE polls {s.spin} times before it yields"),
             ("multicast", False, "host memory has no multicast"),
+            ("symmetric_pool", False, "host memory has no multicast"),
         ]
 
     def _map_segment(self, agreement, settings):

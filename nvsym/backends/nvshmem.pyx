@@ -15,7 +15,7 @@ import re
 import socket
 
 from .. import _driver, _nvshmem
-from .._facts import facts_of
+from .._facts import facts_of, pool_capability
 from .._settings import format_size, parse_size
 from ..backend import ALGORITHMS
 from ..dtypes import DTYPES, OPS, REDUCIBLE
@@ -319,6 +319,7 @@ cdef class NvshmemBackend(Backend):
             ("collectives", not self.limited, self.why_limited if self.limited else
              "PEs share GPUs under MPS" if shared else "every PE has a GPU"),
             ("multicast", why_multicast is None, why_multicast or "the heap has a multicast address"),
+            ("symmetric_pool", *pool_capability(self.facts)),
         ]
 
     cdef int stop(self, Agreement agreement) except -1:

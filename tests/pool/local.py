@@ -146,7 +146,7 @@ def lookup_time(pool):
     for _ in range(3):
         runs = timeit.repeat(lambda: Pool.lookup(devices), number=20000, repeat=7)
         empty = timeit.repeat(lambda: None, number=20000, repeat=7)
-        each = (sorted(runs)[3] - sorted(empty)[3]) / 20000
+        each = (min(runs) - min(empty)) / 20000  # what others do on the machine only adds
         if each <= 1e-6:
             break
     print(f"lookup of {n} devices: {each * 1e9:.0f} ns")
