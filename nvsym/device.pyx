@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Device`: the GPU, or the host memory, that a buffer lives in."""
 
+cimport cython
+
 import os
 import platform
 from uuid import UUID
@@ -14,6 +16,7 @@ from .host_runtime cimport get_host_runtime
 from .libcuda cimport CUuuid
 
 
+@cython.no_gc    # refers to nothing that refers back; and streams need it in their destructors
 cdef class Device:
     """A place where memory lives: a GPU of this process, or host memory (`Device.cpu()`).
 

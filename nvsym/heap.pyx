@@ -58,6 +58,7 @@ cdef class Allocation(MemoryOwner):
             self.heap.note(self)
 
 
+@cython.no_gc_clear     # the destructors of allocations need it
 cdef class Heap:
     """The symmetric heap of a job. Its numbers are those of this PE, and of every other.
 

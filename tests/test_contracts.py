@@ -195,3 +195,22 @@ def test_two_threads_in_host_side_collective_calls_are_told_so(mpirun):
         timeout=60,
     )
     assert job.pe_stdout[0].split() == ["2", "True"], job.describe()
+
+
+def test_whatever_is_in_a_cycle_is_collected_after_the_job(mpirun):
+    mpirun(
+        1,
+        """
+        import gc
+        import numpy as np, nvsym
+
+        ctx = nvsym.init(backend="host")
+        buffer, stream = nvsym.SHMEMBuffer["i4"].zeros(2), nvsym.Stream()
+        cycle = [ctx, ctx.device, ctx.heap, buffer, buffer[1:], buffer.peer(0), np.asarray(buffer), stream, nvsym.Event(),
+                 stream.record_event(), nvsym.HostBuffer("i4", 3), nvsym.TEAM_WORLD.split_strided(0, 1, 1)]
+        cycle.append(cycle)
+        nvsym.finalize()
+        del ctx, buffer, stream, cycle
+        assert gc.collect() > 0
+        """,
+    )

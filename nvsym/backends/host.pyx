@@ -1120,7 +1120,7 @@ cdef int inside_node(HostOp *op, Status *status) noexcept nogil:
     if parity < 0:
         return -1
     for i in range(t.n):
-        t.src[i] = nvsym_payload(t.ctl[i], parity, staged_bytes) if stage else source_of(t, i, parity)
+        t.src[i] = <const char *> nvsym_payload(t.ctl[i], parity, staged_bytes) if stage else source_of(t, i, parity)
     if op.kind == COLL_BROADCAST:
         if op.pe != t.me:
             memcpy(op.dest, t.src[op.pe], nbytes)
