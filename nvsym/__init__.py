@@ -15,7 +15,8 @@ from .atomics import (
     atomic_xor,
 )
 from .buffer import SHMEMBuffer
-from .collectives import allreduce, alltoall, broadcast, fcollect, reduce, reducescatter
+from .choice import AllreduceChoice
+from .collectives import allreduce, alltoall, broadcast, explain_allreduce, fcollect, reduce, reducescatter, warmup
 from .context import SHMEMContext, collect, context, finalize, init, is_initialized, my_pe, n_pes
 from .device import Device
 from .errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "TEAM_NODE",
     "TEAM_SHARED",
     "TEAM_WORLD",
+    "AllreduceChoice",
     "BackendError",
     "Buffer",
     "CollectiveError",
@@ -102,6 +104,7 @@ __all__ = [
     "broadcast",
     "collect",
     "context",
+    "explain_allreduce",
     "fcollect",
     "fence",
     "finalize",
@@ -120,4 +123,5 @@ __all__ = [
     "signal_wait_until",
     "sync",
     "sync_all",
+    "warmup",
 ]

@@ -23,6 +23,7 @@ from . import _libfind, _settings
 from ._names import first_process
 from ._version import __version__
 from .errors import NotAvailableError, SettingError
+from .kernels import compiler
 
 __all__ = ["collect", "main", "render"]
 
@@ -186,6 +187,7 @@ def _own_facts():
         "warnings": [],
         "versions": _versions(),
         "libraries": {"MPI": mpi, "CUDA driver": _library("_driver"), "NVSHMEM": _library("_nvshmem")},
+        "kernels": compiler.cache_report(),
         "started_by": {"launcher": launcher, "processes": launched},
     }
     foreign = _foreign_launcher(launcher, mpi)
@@ -387,6 +389,26 @@ def render(report):
         if launcher["found"]
         else ("launcher", "-", f"not found: {launcher['reason']}")
     )
+    kernels = first["kernels"]
+    if kernels["folder"] is None:
+        libraries.append(
+            ("GPU kernels", kernels["compiler"], "not cached: there is no folder that is the user's alone")
+        )
+    else:
+        cost = kernels["compile_seconds"]
+        libraries.append(("GPU kernels", kernels["compiler"], f"cached in {kernels['folder']}"))
+        libraries.append(
+            (
+                "",
+                "",
+                f"{kernels['entries']} compiled, {size(kernels['nbytes'])}; "
+                + (
+                    "a first call compiles; nvsym.warmup() does it ahead"
+                    if cost is None
+                    else f"a first call without an entry takes {cost:.1f} s (nvsym.warmup() pays it ahead)"
+                ),
+            )
+        )
     show("Libraries" if n == 1 else "Libraries (as PE 0 has them)", ("what", "version", "where"), libraries)
 
     rows = []

@@ -90,6 +90,10 @@ def _parse_seconds(text):
     return value
 
 
+def _parse_copy_limit(text):
+    return None if text == "auto" else 0 if text.strip() == "0" else parse_size(text)
+
+
 def _parse_choice(*choices):
     def parse(text):
         if text not in choices:
@@ -128,6 +132,12 @@ SETTINGS = {
             "algorithm of allreduce where the call leaves it at 'auto'; the same on every PE",
         ),
         Setting("NVSYM_CACHE_DIR", str, None, "folder of the compiled kernels; by default that of the user's caches"),
+        Setting(
+            "NVSYM_COPY_KERNEL",
+            _parse_copy_limit,
+            None,
+            "bytes up to which a kernel does put, get and put_signal on GPUs; 0: never, auto: by a table",
+        ),
         Setting("NVSYM_DISABLE_MULTICAST", _parse_bool, False, "never make a multicast call"),
         Setting(
             "NVSYM_DRIVER_WATCH",

@@ -135,6 +135,11 @@ cdef class Backend:
     cdef int atomic(self, int amo, int dtype, void *dest, const void *operand, const void *cond, void *result,
                     int pe) except -1
 
+    # A kernel of the user's. On a GPU `arguments` are NumPy scalars, bytes and Python numbers, buffers as their addresses; in
+    # host memory what the callable takes.
+    cdef int launch(self, object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
+                    bint cooperative, void *stream, object keep) except -1
+
     # Teams and collectives. Bytes where the type does not matter.
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe)
     cdef int destroy_team(self, TeamData team) except -1
@@ -149,6 +154,11 @@ cdef class Backend:
                            void *stream, object keep) except -1
     cdef object why_no_reduce(self, int dtype, int op, int algorithm)       # None, or why it cannot be done
     cdef int functions(self, Functions *functions) except -1        # all but `world`; valid until `stop`
+    cdef object why_no_reducescatter(self, int dtype, int op)
+    # (algorithm, why, {algorithm: when}) of what `reduce` does with an algorithm that can be used; moves nothing.
+    cdef tuple explain_reduce(self, TeamData team, int dtype, int op, size_t count, int algorithm, bint in_place)
+    # Compile and load what the collectives of these types and operators (DType, Op) need; the seconds that it took. Local.
+    cdef double warm_up(self, object dtypes, object ops) except -1.0
     # This PE's part of a collective call failed before it began: tell the others, where they can be told, in the call's place in
     # the order of the stream.
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1

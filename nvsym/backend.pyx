@@ -109,6 +109,10 @@ cdef class Backend:
                     int pe) except -1:
         raise NotImplementedError
 
+    cdef int launch(self, object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
+                    bint cooperative, void *stream, object keep) except -1:
+        raise NotImplementedError
+
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe):
         raise NotImplementedError
 
@@ -143,6 +147,15 @@ cdef class Backend:
 
     cdef int functions(self, Functions *functions) except -1:
         raise NotImplementedError
+
+    cdef object why_no_reducescatter(self, int dtype, int op):
+        return self.why_no_reduce(dtype, op, ALGO_AUTO)
+
+    cdef tuple explain_reduce(self, TeamData team, int dtype, int op, size_t count, int algorithm, bint in_place):
+        raise NotImplementedError
+
+    cdef double warm_up(self, object dtypes, object ops) except -1.0:
+        return 0.0      # nothing is compiled at run time
 
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         raise NotImplementedError

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+from .device cimport Device
 from .heap cimport Allocation
 from .job cimport Job
 from .memory cimport HostArray
+
+cdef class Memory:
+    cdef Device device
+    cdef void * ptr
+    cdef size_t nbytes
 
 cdef class SHMEMBuffer:
     cdef Job        job
@@ -13,6 +19,7 @@ cdef class SHMEMBuffer:
     cdef object     element     # nvsym.dtypes.DType
     cdef object     keep        # what an adopted buffer's memory belongs to
     cdef bint       is_view
+    cdef dict       tables      # TeamData -> the Buffer of peer_pointers()
     cdef object     __weakref__
 
     cdef int check(self) except -1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SHMEMBuffer[dtype]`: a typed buffer on the symmetric heap, at the same offset on every PE."""
 
+cimport cython
 from libc.stdint cimport int64_t
 
 from operator import index
@@ -10,6 +11,7 @@ import numpy as np
 from .dtypes import as_dtype
 from .errors import FreedBufferError, MulticastUnsupportedError, PeerUnreachableError
 
+from .device cimport Device
 from .heap cimport Allocation
 from .job cimport Job, current_job
 from .memory cimport (
@@ -352,6 +354,54 @@ cdef class SHMEMBuffer:
         buffer.via = self.job.backend.device
         return buffer
 
+    def peer_pointers(self, team=None):
+        """The addresses of this buffer on the PEs of a team, as kernels take them.
+
+        Parameters
+        ----------
+        team : Team, optional
+            Default: TEAM_WORLD.
+
+        Returns
+        -------
+        Buffer
+            uint64, one for each PE of the team, in its order; in memory of this PE's device. It is made once for each team
+            and lives as long as the buffer: of a freed buffer it raises on use.
+
+        Raises
+        ------
+        PeerUnreachableError
+            If one of the PEs cannot be addressed from here; those of TEAM_SHARED all can.
+        BackendError
+            If it would have to be made during the capture of a CUDA graph.
+        """
+        cdef Team t = as_team(team, "team")
+        cdef int i
+        cdef Memory memory
+        self.check()
+        t.check()
+        if self.tables is None:
+            self.tables = {}
+        found = self.tables.get(t.data)
+        if found is not None:
+            return found
+        addresses = np.zeros(t.data.n_pes, np.uint64)
+        for i in range(t.data.n_pes):
+            addresses[i] = <size_t> self.job.backend.peer_ptr(self.ptr, t.data.pes[i])
+        unreachable = [t.data.pes[i] for i in range(t.data.n_pes) if addresses[i] == 0]
+        if unreachable:
+            raise PeerUnreachableError(
+                f"the memory of {len(unreachable)} of the {t.data.n_pes} PEs of {t!r} cannot be addressed from here (PE "
+                f"{unreachable[0]} is the first); those of TEAM_SHARED can", unreachable)
+        self.job.backend.check_host_call()
+        memory = Memory(self.job.backend.device, addresses.nbytes)
+        self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, memory.ptr, <void *> <size_t> addresses.ctypes.data,
+                                          addresses.nbytes)
+        found = make_buffer(self.job.backend.device, as_dtype(np.uint64), addresses.shape, memory.ptr, self.block, memory)
+        (<Buffer> found).readonly = True
+        self.tables[t.data] = found
+        return found
+
     def multicast(self, team=None):
         """A `Buffer` over the multicast alias of the buffer: a store goes to all PEs of `team`, a load reduces over them.
 
@@ -539,6 +589,34 @@ cdef class SHMEMBuffer:
         if array.nbytes != self.count * self.item:
             raise ValueError(f"{name}: {array.nbytes // self.item} elements where {self.count} are needed")
         return 0
+
+
+# (device, bytes, address, ticket of what was enqueued until then) of the memory that nobody has any more. It is never freed:
+# to free memory of a GPU waits for all that runs there.
+cdef list _spare = []
+
+
+@cython.no_gc_clear     # the destructor needs the device
+cdef class Memory:
+    """A little memory of a device that is nobody else's."""
+
+    def __init__(self, Device device not None, size_t nbytes):
+        for i, (owner, size, address, ticket) in enumerate(_spare):
+            if size == nbytes and owner == device and device.runtime.ticket_done(ticket):
+                del _spare[i]
+                self.ptr = <void *> <size_t> address
+                break
+        else:
+            self.ptr = device.runtime.alloc(device.ordinal, nbytes)
+        self.nbytes = nbytes
+        self.device = device
+
+    def __dealloc__(self):
+        if self.ptr != NULL:
+            try:
+                _spare.append((self.device, self.nbytes, <size_t> self.ptr, self.device.runtime.ticket()))
+            except Exception:   # no memory for the note: a few bytes are lost
+                return
 
 
 cdef object _element_of(cls):

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
+import numpy.typing as npt
+
 from .buffer import SHMEMBuffer
+from .choice import AllreduceChoice
 from .stream import StreamLike
 from .team import Team
 
@@ -39,5 +43,14 @@ def reducescatter(
     team: Team | None = None,
     stream: StreamLike = None,
 ) -> None: ...
+def explain_allreduce(
+    dest: SHMEMBuffer[Any],
+    source: SHMEMBuffer[Any] | None = None,
+    op: _Op = "sum",
+    *,
+    team: Team | None = None,
+    algorithm: _Algorithm = "auto",
+) -> AllreduceChoice: ...
+def warmup(dtypes: Iterable[npt.DTypeLike] = ("float32",), ops: Iterable[_Op] = ("sum",)) -> float: ...
 
 allreduce = reduce

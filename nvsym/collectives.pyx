@@ -9,11 +9,13 @@ tell them: on that PE with the reason, on the others as `CollectiveError`. A cal
 cimport cython
 
 from .backend import ALGORITHMS
-from .dtypes import OPS, as_op
+from .choice import AllreduceChoice
+from .dtypes import OPS, as_dtype, as_op
 
 from .backend cimport (
-    ALGO_AUTO, COLL_ALLTOALL, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
+    ALGO_AUTO, ALGO_COUNT, COLL_ALLTOALL, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
 from .buffer cimport SHMEMBuffer, as_buffer
+from .job cimport current_job
 from .rma cimport bad_type, job_stream
 from .team cimport Team, as_team, world_team
 
@@ -160,14 +162,21 @@ cdef int algorithm_id(object algorithm) except -1:
         raise ValueError(f"algorithm: {algorithm!r} is none of {', '.join(ALGORITHMS)}") from None
 
 
+cdef enum:
+    REDUCESCATTER = ALGO_COUNT      # in the place of an algorithm of allreduce
+
+
 cdef int check_reduce(Call call, int op, int algorithm) except -1:
     """That the backend can reduce this element type by this code in this way; looked up once for each."""
     cdef SHMEMBuffer d = call.dest
     if d.job.reduces[d.type_id][op][algorithm]:
         return 0
-    reason = d.job.backend.why_no_reduce(d.type_id, op, algorithm)
+    if algorithm == REDUCESCATTER:
+        reason = d.job.backend.why_no_reducescatter(d.type_id, op)
+    else:
+        reason = d.job.backend.why_no_reduce(d.type_id, op, algorithm)
     if reason is not None:
-        if algorithm == ALGO_AUTO or d.job.backend.why_no_reduce(d.type_id, op, ALGO_AUTO) is not None:
+        if algorithm == ALGO_AUTO or algorithm == REDUCESCATTER or d.job.backend.why_no_reduce(d.type_id, op, ALGO_AUTO) is not None:
             raise TypeError(f"op: {reason}")
         raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} cannot be used here: {reason}")
     d.job.reduces[d.type_id][op][algorithm] = True
@@ -221,6 +230,75 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
 allreduce = reduce
 
 
+def explain_allreduce(dest, source=None, op="sum", *, team=None, algorithm="auto"):
+    """Which algorithm `allreduce` uses for these arguments, and why. Moves nothing; not collective.
+
+    The choice depends on the team, the element type, the operator, the bytes, and whether it is in place: on nothing that
+    differs between the PEs of a call, so it is the same on all.
+
+    Parameters
+    ----------
+    dest, source : SHMEMBuffer
+        As for `allreduce`. `source` of None: in place.
+    op, team, algorithm
+        As for `allreduce`.
+
+    Returns
+    -------
+    AllreduceChoice
+        ``print(nvsym.explain_allreduce(dest, source))`` shows it in words, with the thresholds of "auto".
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `allreduce` would.
+    """
+    cdef Call call = checked(dest, dest if source is None else source, team, None, 1, 1)
+    cdef SHMEMBuffer d = call.dest
+    cdef int way = algorithm_id(algorithm), code = op_id(op)
+    asked_by = "call"
+    if way == ALGO_AUTO:
+        way = d.job.default_algorithm
+        asked_by = d.job.settings.source["NVSYM_ALLREDUCE_ALGORITHM"]
+    check_reduce(call, code, way)
+    name, reason, thresholds = d.job.backend.explain_reduce(call.team.data, d.type_id, code, d.count, way,
+                                                            d.ptr == call.source.ptr)
+    return AllreduceChoice(name, reason, thresholds, ALGORITHMS[way], asked_by, d.job.backend.name, d.element.name,
+                           OPS[code].name, call.team.data.n_pes, d.count * d.item)
+
+
+def warmup(dtypes=("float32",), ops=("sum",)):
+    """Pay for the first calls now: compile, or take from the cache, and load what the operations need. Not collective.
+
+    On GPUs the kernels of an element type and operator are compiled at their first use, which takes about a second, once for
+    each GPU architecture: the machine code stays in a cache (NVSYM_CACHE_DIR). `python -m nvsym info` shows what it holds and
+    cost. In host memory nothing is compiled at run time.
+
+    Parameters
+    ----------
+    dtypes : sequence of dtypes
+    ops : sequence of str
+        For each element type, those that are defined for it.
+
+    Returns
+    -------
+    float
+        The seconds that it took.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an element type or operator that does not exist.
+    BackendError
+        If the compiler fails, or during the capture of a CUDA graph.
+    """
+    job = current_job()
+    types = [as_dtype(dtype) for dtype in dtypes]
+    operators = [as_op(op) for op in ops]
+    job.backend.check_host_call()
+    return job.backend.warm_up(types, operators)
+
+
 def reducescatter(dest, source, op="sum", *, team=None, stream=None):
     """Combine the `source` of all PEs of the team by `op`; `dest` of PE i becomes block i of the result.
 
@@ -239,7 +317,7 @@ def reducescatter(dest, source, op="sum", *, team=None, stream=None):
         if call.team.data.n_pes > 1:
             not_in_place(call)
         code = op_id(op)
-        check_reduce(call, code, ALGO_AUTO)
+        check_reduce(call, code, REDUCESCATTER)
     except Exception as error:
         fail(team, COLL_REDUCESCATTER, error, stream)
     call.dest.job.backend.reducescatter(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,

@@ -2,8 +2,9 @@
 """`init`, `finalize`, and `SHMEMContext`: a PE's handle on its job."""
 
 from .device import number_of_gpus
-from .errors import NotAvailableError, NotInitializedError
+from .errors import NotInitializedError
 
+from .functions cimport enqueue
 from .job cimport Job, close_job, current_job, job_or_none, open_job, publish
 from .rma cimport job_stream
 from .team cimport attach_predefined, detach_predefined, world_team
@@ -107,16 +108,43 @@ cdef class SHMEMContext:
         return HostBuffer(dtype, n, self.alive().backend.device)
 
     def enqueue_function(self, kernel, *args, grid_dim, block_dim, shared_mem_bytes=0, stream=None, cooperative=False):
-        """Launch a GPU kernel.
+        """Launch a kernel of yours, in the order of `stream`.
+
+        Parameters
+        ----------
+        kernel : object
+            On GPUs: a ``Kernel`` of cuda-core, a ``RawKernel`` or a function of a ``RawModule`` of CuPy, or a ``CUfunction``
+            as an int. On the host backend: a Python callable, or a function of ctypes, which is called once.
+        *args
+            In the order of the parameters. A `SHMEMBuffer`, a `Buffer` (`SHMEMBuffer.peer`, `SHMEMBuffer.peer_pointers`) or
+            an object with ``__cuda_array_interface__`` is passed as its address. NumPy scalars, bytes and ctypes objects are
+            passed as they are, and have to have the size of the parameter; ints, floats and bools become the size that the
+            parameter has (8 bytes, and 1 for a bool, where the driver is older than that for CUDA 12.4 and cannot tell).
+            On the host backend a callable gets NumPy arrays over the buffers, a function of ctypes their addresses, and
+            everything else as it is.
+        grid_dim, block_dim : int or sequence of up to three ints
+            Checked, but not used, on the host backend.
+        shared_mem_bytes : int
+            Dynamic shared memory of a block.
+        stream : stream, optional
+            Default: that of the context.
+        cooperative : bool
+            All blocks are to run at the same time, so that the grid can synchronise.
 
         Raises
         ------
+        TypeError, OverflowError, ValueError
+            If the arguments do not go with the parameters, or a dimension is none. Nothing is launched.
+        BackendError
+            What the driver says of the launch.
         NotAvailableError
-            In a job on the host backend, which has no device to launch it on.
+            On the host backend, for what is not callable.
+
+        Notes
+        -----
+        A kernel that is enqueued by all PEs is no collective call: nothing is compared, and nobody waits.
         """
-        self.alive()
-        raise NotAvailableError(f"enqueue_function: the {self.backend} backend launches no kernels; work on the buffers through "
-                                "numpy.asarray(buffer)")
+        enqueue(self.alive(), kernel, args, grid_dim, block_dim, shared_mem_bytes, stream, cooperative)
 
     @staticmethod
     def number_of_devices():

@@ -29,6 +29,7 @@ cdef class CudaRuntime(Runtime):
     cdef list      own_streams
     cdef list      kept                     # (event, what lives until it)
     cdef list      spare_events
+    cdef object    after_drain              # called once a stream has been waited for; may raise. None: nothing
 
     cdef int use(self, int device) except -1                # make the device's primary context current in this thread
     cdef int mark(self, void *stream) except -1             # work has been enqueued on the stream
@@ -37,6 +38,10 @@ cdef class CudaRuntime(Runtime):
     cdef bint marked(self, void *stream) noexcept nogil
     cdef bint capturing(self, void *stream) except -1
     cdef bint any_capturing(self) except -1
+    # Work on `after` comes behind what nvsym has enqueued on `before`, which may be a stream that is gone. Between a stream that
+    # is captured and one that is not, there is no such order: what is captured runs when its graph is launched.
+    cdef int order_behind(self, void *before, void *after) except -1
+    cdef int capture_id(self, void *stream, uint64_t *number) except -1     # 0: not captured
     cdef int forget_ended_captures(self) except -1
     cdef int keep_until(self, void *stream, object keep) except -1
     cdef CUevent spare_event(self) except NULL

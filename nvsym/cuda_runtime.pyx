@@ -131,6 +131,40 @@ cdef class CudaRuntime(Runtime):
                 return True
         return False
 
+    cdef int order_behind(self, void *before, void *after) except -1:
+        cdef int i
+        cdef CUevent event
+        cdef uint64_t first = 0, second = 0
+        cdef Used *used
+        if self.capturing(after):
+            self.capture_id(after, &second)
+            for i in range(self.n_used):
+                if self.used[i].stream == before and before != NULL:
+                    self.capture_id(before, &first)
+            if second != 0 and first == second:
+                self.stream_order(before, after)
+            return 0
+        for i in range(self.n_used):
+            used = &self.used[i]
+            if used.stream != before and used.stream != NULL:
+                continue
+            if not used.own:
+                if used.recorded:
+                    CHECK_CUDA(cuda.cuStreamWaitEvent(after, used.event, 0), b"cuStreamWaitEvent")
+            elif not self.capturing(before):
+                event = self.spare_event()
+                CHECK_CUDA(cuda.cuEventRecord(event, before), b"cuEventRecord")
+                CHECK_CUDA(cuda.cuStreamWaitEvent(after, event, 0), b"cuStreamWaitEvent")
+                self.spare_events.append(<size_t> event)
+        return 0
+
+    cdef int capture_id(self, void *stream, uint64_t *number) except -1:
+        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        if cuda.cuStreamGetCaptureInfo(stream, &status, number, NULL, NULL, NULL) != CUDA_SUCCESS or (
+                status == CU_STREAM_CAPTURE_STATUS_NONE):
+            number[0] = 0
+        return 0
+
     cdef int forget_ended_captures(self) except -1:
         """Drop the streams of others that were last seen while they were captured, and no longer are.
 
@@ -386,6 +420,8 @@ cdef class CudaRuntime(Runtime):
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
         self.reap()
+        if self.after_drain is not None:
+            self.after_drain()
         return 0
 
     cdef int stream_order(self, void *before, void *after) except -1:

@@ -13,6 +13,7 @@ ctypedef void         *CUcontext
 ctypedef void         *CUmodule
 ctypedef void         *CUfunction
 ctypedef void         *CUlibrary
+ctypedef void         *CUkernel
 ctypedef void         *CUevent
 ctypedef void         *CUstream
 ctypedef void         *CUgraph
@@ -287,6 +288,7 @@ cdef struct CUDADriver:
                                   unsigned int numLibraryOptions) noexcept nogil
     CUresult (*cuLibraryUnload)(CUlibrary library) noexcept nogil
     CUresult (*cuLibraryGetModule)(CUmodule *pMod, CUlibrary library) noexcept nogil
+    CUresult (*cuKernelGetFunction)(CUfunction *pFunc, CUkernel kernel) noexcept nogil
 
     # Memory
     CUresult (*cuMemGetInfo)(size_t *free, size_t *total) noexcept nogil
@@ -378,6 +380,7 @@ cdef struct CUDADriver:
     # Kernels
     CUresult (*cuFuncGetAttribute)(int *pi, CUfunction_attribute attrib, CUfunction hfunc) noexcept nogil
     CUresult (*cuFuncSetAttribute)(CUfunction hfunc, CUfunction_attribute attrib, int value) noexcept nogil
+    CUresult (*cuFuncGetParamInfo)(CUfunction func, size_t paramIndex, size_t *paramOffset, size_t *paramSize) noexcept nogil
     CUresult (*cuLaunchKernel)(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams,

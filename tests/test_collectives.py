@@ -429,3 +429,71 @@ def test_the_setting_of_the_algorithm(mpirun):
         print(a.to_numpy()[0])
         """
     assert mpirun(2, code, env={"NVSYM_ALLREDUCE_ALGORITHM": "mpi"}).pe_stdout == ["2.0\n"] * 2
+
+
+def test_the_setting_of_the_algorithm_is_the_same_on_all_pes(mpirun):
+    code = """
+        import os
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            os.environ["NVSYM_ALLREDUCE_ALGORITHM"] = "one_shot"
+        import nvsym
+        try:
+            nvsym.init(heap_size="1M")
+        except nvsym.CollectiveError as error:
+            print("NVSYM_ALLREDUCE_ALGORITHM" in str(error))
+        """
+    assert mpirun(2, code).pe_stdout == ["True\n"] * 2
+
+
+@pytest.mark.pes(1, 2, 4)
+def test_explained_choice(ctx):
+    cls = nvsym.SHMEMBuffer[np.float32]
+    few, many, other = cls(4), cls(1 << 20), cls(1 << 20)
+    choice = nvsym.explain_allreduce(few)
+    assert (choice.backend, choice.n_pes, choice.nbytes, choice.dtype, choice.op) == (
+        ctx.backend, ctx.n_pes(), 16, "float32", "sum",
+    )  # fmt: skip
+    assert choice.asked == "auto"
+    assert choice.asked_by == "default"
+    names = [nvsym.explain_allreduce(buffer, other[: len(buffer)]).algorithm for buffer in (few, many)]
+    if ctx.n_pes() == 1:
+        assert names == ["copy", "copy"]
+    else:
+        assert names == ["one_shot", "two_shot"]
+        for algorithm in ("one_shot", "two_shot", "mpi"):
+            choice = nvsym.explain_allreduce(many, other, "max", algorithm=algorithm)
+            assert (choice.algorithm, choice.asked_by, choice.op) == (algorithm, "call", "max")
+    assert len({str(nvsym.explain_allreduce(buffer)) for buffer in (few, few[1:], few[:])}) == 2
+    for text in ("float32", f"{ctx.n_pes()} PEs", ctx.backend):
+        assert text in str(choice)
+    # As the call itself, it refuses what cannot be done.
+    with pytest.raises(ValueError, match="multicast"):
+        nvsym.explain_allreduce(few, algorithm="multimem")
+    with pytest.raises(ValueError, match="ring"):
+        nvsym.explain_allreduce(few, algorithm="ring")
+    with pytest.raises(ValueError, match="dest"):
+        nvsym.explain_allreduce(few, many)
+    with pytest.raises(TypeError, match="op"):
+        nvsym.explain_allreduce(few, op="xor")
+    nvsym.barrier_all()
+
+
+@pytest.mark.pes(4, nodes=2)
+def test_explained_choice_on_two_nodes(ctx):
+    assert len(set(ctx.nodes())) == 2
+    a = nvsym.SHMEMBuffer[np.float32](8)
+    assert nvsym.explain_allreduce(a).algorithm == "mpi"
+    assert nvsym.explain_allreduce(a, team=nvsym.TEAM_NODE).algorithm == "one_shot"
+    nvsym.barrier_all()
+
+
+@pytest.mark.pes(1, 2)
+def test_warmup(ctx):
+    assert nvsym.warmup() >= 0
+    assert nvsym.warmup(dtypes=(np.float64, "bfloat16"), ops=("sum", "max")) >= 0
+    with pytest.raises(ValueError, match="mean"):
+        nvsym.warmup(ops=["mean"])
+    with pytest.raises(TypeError, match="dtype"):
+        nvsym.warmup(dtypes=["text"])
+    nvsym.barrier_all()

@@ -52,6 +52,16 @@ def test_versions(report):
     assert [int(part) for part in versions["Cython (build)"].split(".")[:2]] >= [3, 1]
 
 
+def test_cache_of_compiled_kernels(report, tmp_path):
+    assert report["pes"][0]["kernels"].keys() == {"folder", "entries", "nbytes", "compile_seconds", "compiler"}
+    folder = tmp_path / "cache"
+    kernels = json.loads(alone("info", "--json", NVSYM_CACHE_DIR=str(folder)).stdout)["pes"][0]["kernels"]
+    assert (kernels["folder"], kernels["entries"], kernels["compile_seconds"]) == (str(folder), 0, None)
+    done = alone("info", NVSYM_CACHE_DIR=str(folder))
+    assert "nvsym.warmup()" in done.stdout
+    assert done.returncode == 0
+
+
 def test_libraries(report):
     libraries = report["pes"][0]["libraries"]
     assert libraries.keys() == {"MPI", "CUDA driver", "NVSHMEM"}

@@ -39,8 +39,9 @@ struct Team {
     u64 ll_bytes;   /* of one block's lines from one PE */
     char *push;     /* symmetric, or null: [n - 1][PUSH_STAGES][PUSH_PACKS + 1][push_blocks][PUSH_THREADS] packs, words EMPTY */
     u64 push_blocks;
-    u32 *failure;   /* host memory: not zero once a wait took too long: 1 + the member that did not come */
+    u32 *failure;   /* host memory: not zero once a wait took too long; then, by member, 1 + the op that waited for it */
     u64 limit_ns;   /* 0: no limit */
+    u32 op;         /* what the launch is, for the host's message */
     i64 delta[MAX_PES];
 };
 
@@ -51,23 +52,26 @@ template <class P> __device__ __forceinline__ P *at(P *p, const Team &t, int mem
 
 /* Wait for a condition; false when it took too long, or a wait elsewhere did. */
 struct Patience {
-    u64 start, limit;
-    u32 *failure;
+    const Team &t;
+    u64 start;
     u32 polls;
-    __device__ __forceinline__ Patience(const Team &t) : start(0), limit(t.limit_ns), failure(t.failure), polls(0) {}
+    __device__ __forceinline__ Patience(const Team &team) : t(team), start(0), polls(0) {}
     __device__ __forceinline__ bool gone(int member)
     {
-        if (limit == 0 || (++polls & 1023u))
+        if (t.limit_ns == 0 || (++polls & 1023u))
             return false;
-        u64 now = now_ns();
+        const u64 now = now_ns();
         if (start == 0)
             start = now;
-        if (*(volatile u32 *)failure)
-            return true;
-        if (now - start < limit)
+        if (now - start < t.limit_ns && *(volatile u32 *)t.failure == 0)
             return false;
-        *(volatile u32 *)failure = 1u + (u32)member;
-        __threadfence_system();
+        /* Who has waited as long as the first one that gave up, names its member as well. */
+        if (now - start >= t.limit_ns - t.limit_ns / 16) {
+            ((volatile u32 *)t.failure)[1 + member] = 1u + t.op;
+            __threadfence_system();
+            *(volatile u32 *)t.failure = 1u;
+            __threadfence_system();
+        }
         return true;
     }
 };

@@ -159,27 +159,29 @@ template <class T, class Op> __device__ __forceinline__ void reduce_scatter(T *d
 
 /* ---- low latency -------------------------------------------------------------------------------------------------- */
 
-/* One epoch of lines (8 bytes of data with their flags) between all PEs. Each PE hears from each other in every epoch: that
- * is what lets a stage be used again, see low_latency(). */
+/* One line for each thread: 8 bytes of data with their flags, as low_latency() sends them. A block hears from each other PE in
+ * every one of its epochs: that is what lets a stage be used again two calls later. */
 struct Lines {
     const Team &t;
-    const u32 epoch;
-    char *const stage;
+    u32 epoch;
+    char *stage;
     Patience patience;
 
-    __device__ __forceinline__ Lines(const Team &team)
-        : t(team), epoch(*(volatile u32 *)(team.epochs + MAX_BLOCKS) + 1u),
-          stage(team.ll + (u64)(epoch % LL_STAGES) * team.n * team.ll_bytes), patience(team)
+    __device__ __forceinline__ Lines(const Team &team) : t(team), patience(team)
     {
+        epoch = *(volatile u32 *)(t.epochs + MAX_BLOCKS + blockIdx.x) + 1u;
+        if (epoch == 0)
+            epoch = 2; /* not what untouched memory holds, and still the other stage */
+        stage = t.ll + (((u64)(epoch % LL_STAGES) * LL_BLOCKS + blockIdx.x) * t.n) * t.ll_bytes + threadIdx.x * 16;
     }
-    __device__ __forceinline__ void send(int p, u64 i, u64 bits) const
+    __device__ __forceinline__ void send(int p, u64 bits) const
     {
-        store_flagged(at(stage, t, p) + (u64)t.me * t.ll_bytes + i * 16, (u32)bits, (u32)(bits >> 32), epoch);
+        store_flagged(at(stage, t, p) + (u64)t.me * t.ll_bytes, (u32)bits, (u32)(bits >> 32), epoch);
     }
     /* False when it took too long. */
-    __device__ __forceinline__ bool receive(int p, u64 i, u64 *bits)
+    __device__ __forceinline__ bool receive(int p, u64 *bits)
     {
-        const char *line = stage + (u64)p * t.ll_bytes + i * 16;
+        const char *line = stage + (u64)p * t.ll_bytes;
         Words w = load_flagged(line);
         while (w.w[1] != epoch || w.w[3] != epoch) {
             if (patience.gone(p))
@@ -189,20 +191,11 @@ struct Lines {
         *bits = (u64)w.w[0] | (u64)w.w[2] << 32;
         return true;
     }
-    /* The last block begins the next epoch: every thread of the grid has read this one by then. */
     __device__ __forceinline__ void end() const
     {
-        volatile u32 *now = t.epochs + MAX_BLOCKS;
-        u32 *done = t.epochs + MAX_BLOCKS + 1;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            if (gridDim.x == 1) {
-                *now = epoch;
-            } else if (atomicAdd(done, 1u) == gridDim.x - 1) {
-                *(volatile u32 *)done = 0;
-                *now = epoch;
-            }
-        }
+        __syncthreads(); /* all threads have read the epoch */
+        if (threadIdx.x == 0)
+            *(volatile u32 *)(t.epochs + MAX_BLOCKS + blockIdx.x) = epoch;
     }
 };
 
@@ -236,32 +229,25 @@ __device__ __forceinline__ void store_eight_bytes(char *dst, u64 i, u64 nbytes, 
     }
 }
 
-/* The root sends; each other PE sends one empty line, so that all hear from all. */
+/* The root sends; each block of another PE sends one empty line, so that all hear from all. */
 __device__ __forceinline__ void broadcast_lines(char *dst, const char *src, u64 nbytes, int root, const Team &t)
 {
     Lines lines(t);
-    const u64 count = (nbytes + 7) / 8, stride = (u64)gridDim.x * blockDim.x;
-    u64 bits;
-    bool here = true;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count && here; i += stride) {
-        if (t.me == root) {
-            bits = load_eight_bytes(src, i, nbytes);
-            for (int p = 0; p < t.n; p++)
-                if (p != t.me)
-                    lines.send(p, i, bits);
-        } else if (i == 0) {
-            for (int p = 0; p < t.n; p++)
-                if (p != t.me)
-                    lines.send(p, 0, 0);
-        }
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i * 8 < nbytes) {
+        const bool first = threadIdx.x == 0;
+        u64 bits = t.me == root ? load_eight_bytes(src, i, nbytes) : 0;
+        bool here = true;
+        for (int p = 0; p < t.n; p++)
+            if (p != t.me && (t.me == root || first))
+                lines.send(p, bits);
         if (t.me != root)
-            here = lines.receive(root, i, &bits);
+            here = lines.receive(root, &bits);
         if (here && (t.me != root || dst != src))
             store_eight_bytes(dst, i, nbytes, bits);
-        if (i == 0)
-            for (int p = 0; p < t.n && here; p++)
-                if (p != t.me && p != root)
-                    here = lines.receive(p, 0, &bits);
+        for (int p = 0; p < t.n && here && first; p++)
+            if (p != t.me && p != root)
+                here = lines.receive(p, &bits);
     }
     lines.end();
 }
@@ -269,16 +255,16 @@ __device__ __forceinline__ void broadcast_lines(char *dst, const char *src, u64 
 __device__ __forceinline__ void fcollect_lines(char *dst, const char *src, u64 nbytes, const Team &t)
 {
     Lines lines(t);
-    const u64 count = (nbytes + 7) / 8, stride = (u64)gridDim.x * blockDim.x;
-    bool here = true;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count && here; i += stride) {
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i * 8 < nbytes) {
         u64 bits = load_eight_bytes(src, i, nbytes);
+        bool here = true;
         for (int k = 1; k < t.n; k++)
-            lines.send(t.me + k < t.n ? t.me + k : t.me + k - t.n, i, bits);
+            lines.send(t.me + k < t.n ? t.me + k : t.me + k - t.n, bits);
         store_eight_bytes(dst + t.me * nbytes, i, nbytes, bits);
         for (int p = 0; p < t.n && here; p++)
             if (p != t.me) {
-                here = lines.receive(p, i, &bits);
+                here = lines.receive(p, &bits);
                 if (here)
                     store_eight_bytes(dst + p * nbytes, i, nbytes, bits);
             }
@@ -289,18 +275,18 @@ __device__ __forceinline__ void fcollect_lines(char *dst, const char *src, u64 n
 __device__ __forceinline__ void alltoall_lines(char *dst, const char *src, u64 nbytes, const Team &t)
 {
     Lines lines(t);
-    const u64 count = (nbytes + 7) / 8, stride = (u64)gridDim.x * blockDim.x;
-    bool here = true;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count && here; i += stride) {
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i * 8 < nbytes) {
+        bool here = true;
         for (int k = 1; k < t.n; k++) {
             const int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
-            lines.send(p, i, load_eight_bytes(src + p * nbytes, i, nbytes));
+            lines.send(p, load_eight_bytes(src + p * nbytes, i, nbytes));
         }
         store_eight_bytes(dst + t.me * nbytes, i, nbytes, load_eight_bytes(src + t.me * nbytes, i, nbytes));
         for (int p = 0; p < t.n && here; p++)
             if (p != t.me) {
                 u64 bits;
-                here = lines.receive(p, i, &bits);
+                here = lines.receive(p, &bits);
                 if (here)
                     store_eight_bytes(dst + p * nbytes, i, nbytes, bits);
             }
@@ -319,12 +305,12 @@ __device__ __forceinline__ void reduce_scatter_lines(T *dst, const T *src, u64 c
         __device__ __forceinline__ Eight() {}
     };
     Lines lines(t);
-    const u64 nbytes = count * sizeof(T), n = (nbytes + 7) / 8, stride = (u64)gridDim.x * blockDim.x;
-    bool here = true;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n && here; i += stride) {
+    const u64 nbytes = count * sizeof(T), i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i * 8 < nbytes) {
+        bool here = true;
         for (int k = 1; k < t.n; k++) {
             const int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
-            lines.send(p, i, load_eight_bytes((const char *)(src + p * count), i, nbytes));
+            lines.send(p, load_eight_bytes((const char *)(src + p * count), i, nbytes));
         }
         typename E::Sum sum[K];
         Eight in;
@@ -332,7 +318,7 @@ __device__ __forceinline__ void reduce_scatter_lines(T *dst, const T *src, u64 c
             if (p == t.me)
                 in.bits = load_eight_bytes((const char *)(src + p * count), i, nbytes);
             else
-                here = lines.receive(p, i, &in.bits);
+                here = lines.receive(p, &in.bits);
 #pragma unroll
             for (int k = 0; k < K; k++)
                 sum[k] = p == 0 ? E::load(in.item[k]) : Op::apply(sum[k], E::load(in.item[k]));

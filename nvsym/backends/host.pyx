@@ -6,6 +6,7 @@ other PEs straight. PEs meet through flags in the segment: each announces a call
 number, so that the others can wait for it and see whether their call goes with it (host_sync.h).
 """
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen, strncpy
@@ -13,6 +14,7 @@ from libc.string cimport memcpy, memset, strlen, strncpy
 import os
 import socket
 
+from .._settings import format_size
 from ..backend import ALGORITHMS, COLLECTIVE_NAMES
 from ..dtypes import DTYPES, OPS, float8_tables
 from ..errors import BackendError
@@ -466,6 +468,16 @@ cdef class HostBackend(Backend):
         o.host, o.sig, o.op, o.value, o.blocks = &self.state, sig, cmp, value, stream == NULL
         return self.submit(run_signal_wait, &o, stream, keep)
 
+    cdef int launch(self, object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
+                    bint cooperative, void *stream, object keep) except -1:
+        cdef PyObject *call[2]
+        if stream == NULL:
+            kernel(*arguments)
+            return 0
+        keep = (kernel, arguments, keep)
+        call[0], call[1] = <PyObject *> kernel, <PyObject *> arguments
+        return self.host.push(stream, run_python, call, sizeof(call), keep)
+
     cdef int fence(self, void *stream) except -1:
         return self.quiet(stream)   # a copy that is done is ordered
 
@@ -592,6 +604,22 @@ cdef class HostBackend(Backend):
         if algorithm == ALGO_NVSHMEM:
             return "it is NVSHMEM's, and this job runs on the host backend"
         return None if reducer(dtype, op) != NULL else f"{OPS[op].name} is not defined for {DTYPES[dtype].name}"
+
+    cdef tuple explain_reduce(self, TeamData team, int dtype, int op, size_t count, int algorithm, bint in_place):
+        cdef HostTeam t = <HostTeam> team
+        cdef size_t nbytes = count * SIZES[dtype]
+        if team.n_pes == 1:
+            return "copy", "the team has one PE", {}
+        if algorithm == ALGO_MPI:
+            return "mpi", "it was asked for", {}
+        if not t.state.inside:
+            return "mpi", "the members are on several nodes: each reduces a share, which it gets and hands out by MPI", {}
+        thresholds = {"one_shot": f"up to {format_size(self.state.one_shot)}", "two_shot": "above that"}
+        if algorithm != ALGO_AUTO:
+            return ALGORITHMS[algorithm], "it was asked for", thresholds
+        if nbytes <= self.state.one_shot:
+            return "one_shot", "the PEs meet once, and each reduces everything from copies", thresholds
+        return "two_shot", "each PE reduces a share straight from the memory of all and stores it to all", thresholds
 
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         cdef HostOp op
@@ -749,6 +777,16 @@ cdef enum:
 cdef int by_mpi(HostOp *op, int what, Status *status) noexcept with gil:
     try:
         (<HostBackend> op.host.backend).inter_node(op, what)
+        return 0
+    except BaseException as error:
+        status_of(status, error)
+        return -1
+
+
+cdef int run_python(void *payload, Status *status) noexcept with gil:
+    cdef PyObject **call = <PyObject **> payload
+    try:
+        (<object> call[0])(*(<list> call[1]))
         return 0
     except BaseException as error:
         status_of(status, error)

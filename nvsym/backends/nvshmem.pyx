@@ -13,6 +13,7 @@ from libc.string cimport memcpy
 import os
 import re
 import socket
+import time
 
 from .. import _driver, _nvshmem
 from .._facts import facts_of, pool_capability
@@ -34,6 +35,9 @@ from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
     KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
+from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, ExchangeKernels, Move
+from ..kernels.launch cimport launch_kernel
+from ..kernels.put cimport PutKernels
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
 from ..libnvshmem cimport (
@@ -43,7 +47,7 @@ from ..libnvshmem cimport (
     nvshmem_team_config_t, nvshmem_team_t, nvshmemx_init_attr_t, nvshmemx_team_uniqueid_t, nvshmemx_uniqueid_t)
 from ..status cimport Status, status_of
 from ..stream cimport borrow_stream
-from ..types cimport NVSYM_DTYPE_COUNT
+from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
 
 # NVSHMEM reads these as sizes, and crashes on a text that is none.
 _SIZE_SETTINGS = (
@@ -68,11 +72,12 @@ cdef bint _failed = False   # an initialisation of this process
 
 cdef class NvshmemTeam(TeamData):
     cdef nvshmem_team_t handle      # NVSHMEM_TEAM_INVALID where NVSHMEM cannot make it (PEs share a GPU without MPS)
-    cdef TeamKernels    kernels     # slot -1: the team reduces by NVSHMEM
+    cdef TeamKernels    kernels     # slot -1: the team's collectives are NVSHMEM's
+    cdef TeamKernels    exchange    # the same of those that do not reduce to all
     cdef list           members     # world numbers
 
     def __cinit__(self):
-        self.kernels.slot = -1
+        self.kernels.slot = self.exchange.slot = -1
 
 
 cdef class NvshmemBackend(Backend):
@@ -86,7 +91,9 @@ cdef class NvshmemBackend(Backend):
     cdef bint        limited            # PEs share a GPU without MPS: no collectives but the barriers of all PEs
     cdef str         why_limited
     cdef bint        started
-    cdef AllreduceKernels kernels       # None: NVSHMEM reduces
+    cdef AllreduceKernels kernels       # None: the collectives are NVSHMEM's
+    cdef ExchangeKernels exchange
+    cdef PutKernels  puts
     cdef str         why_no_kernels
     cdef str         no_multicast
     cdef list        _capabilities
@@ -116,6 +123,7 @@ cdef class NvshmemBackend(Backend):
         self._initialize(agreement)
         try:
             self._add_arena(agreement, heap_size)
+            self.puts = PutKernels(self.gpu, self.ordinal, settings["NVSYM_COPY_KERNEL"])
             self._open_kernels(agreement, settings["NVSYM_TIMEOUT"])
         except BaseException:
             self.stop(agreement)
@@ -330,10 +338,14 @@ cdef class NvshmemBackend(Backend):
         for address, _ in self.arenas:
             self._free(address)
         self.arenas = []
+        self.gpu.after_drain = None
         if self.kernels is not None:
-            self._free(<size_t> self.kernels.workspace)
-            self.kernels.close()
-            self.kernels = None
+            for kernels in (self.kernels, self.exchange):
+                self._free(<size_t> (<AllreduceKernels> kernels).workspace)
+                (<AllreduceKernels> kernels).close()
+            self.kernels = self.exchange = None
+        if self.puts is not None:
+            self.puts.close()
         if self.amo_module != NULL:
             CHECK_CUDA(cuda.cuModuleUnload(self.amo_module), b"cuModuleUnload")
             self.amo_module = NULL
@@ -365,10 +377,22 @@ cdef class NvshmemBackend(Backend):
             self.why_no_kernels = f"PE {pe}: {reasons[pe]}"
         if self.why_no_kernels is not None:
             return
-        cdef AllreduceKernels kernels = AllreduceKernels(self.gpu, self.ordinal, self.n_pes, self.sharing, limit)
+        opened = [cls(self.gpu, self.ordinal, self.n_pes, self.sharing, limit) for cls in (AllreduceKernels, ExchangeKernels)]
+        cdef AllreduceKernels kernels
+        for kernels in opened:
+            self._open_workspace(agreement, kernels)
+        self.kernels, self.exchange = opened
+        self.gpu.after_drain = self._raise_failure
+
+    def _raise_failure(self):
+        """What a kernel failed with is raised by the first call that waits for a stream, too."""
+        self.kernels.check_once()
+        self.exchange.check_once()
+
+    def _open_workspace(self, agreement, AllreduceKernels kernels):
         cdef size_t nbytes
         cdef void *workspace
-        rows = agreement.gather((kernels.blocks, self.sharing), "planning the allreduce kernels")
+        rows = agreement.gather((kernels.blocks, self.sharing), "planning the kernels of collectives")
         kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows))
         nbytes = kernels.workspace_bytes()
         with nogil:
@@ -376,37 +400,41 @@ cdef class NvshmemBackend(Backend):
         error = None
         try:
             if workspace == NULL:
-                raise HeapExhaustedError(f"nvshmem_malloc({nbytes}) for the allreduce kernels returned NULL")
+                raise HeapExhaustedError(f"nvshmem_malloc({nbytes}) for the kernels of collectives returned NULL")
             kernels.open(workspace)
         except Exception as e:
             error = e
-        agreement.vote("opening the allreduce kernels", error)
-        self.kernels = kernels
+        agreement.vote("opening the kernels of collectives", error)
 
     def _attach_kernels(self, agreement, NvshmemTeam team):
         """Give a team its part of the kernels' workspace, if its members can address each other and there is one left."""
         cdef int64_t delta[MAX_PES]
         cdef int i, n = team.n_pes
-        cdef char *own
         team.members = [team.pes[i] for i in range(n)]
         if self.kernels is None or n < 2:
             return
-        own = self.kernels.workspace
-        reachable = n <= MAX_PES
-        for i in range(min(n, <int> MAX_PES)):
-            peer = <size_t> nvshmem.nvshmem_ptr(own, team.pes[i])
-            reachable = reachable and peer != 0
-            delta[i] = <int64_t> (<char *> <size_t> peer - own)
-        rows = agreement.gather((bool(reachable), sorted(self.kernels.free_slots)), "choosing a team's place for kernels")
+        reachable = n <= MAX_PES and all([nvshmem.nvshmem_ptr(self.kernels.workspace, team.pes[i]) != NULL for i in range(n)])
+        rows = agreement.gather((reachable, sorted(self.kernels.free_slots)), "choosing a team's place for kernels")
         common = sorted(set(rows[0][1]).intersection(*[row[1] for row in rows[1:]]))
         if not all(row[0] for row in rows) or not common:
             return
         error = None
         try:
+            self._deltas(team, self.kernels.workspace, delta)
             self.kernels.attach(&team.kernels, common[0], team.my_pe, n, delta)
+            self._deltas(team, self.exchange.workspace, delta)
+            self.exchange.attach(&team.exchange, common[0], team.my_pe, n, delta)
+            self.kernels.members[common[0]] = self.exchange.members[common[0]] = team.members
         except Exception as e:
             error = e
         agreement.vote("preparing a team's kernels", error)
+
+    cdef int _deltas(self, NvshmemTeam team, char *own, int64_t *delta) except -1:
+        """How far it is from this PE's symmetric memory to that of each member."""
+        cdef int i
+        for i in range(team.n_pes):
+            delta[i] = <int64_t> (<char *> nvshmem.nvshmem_ptr(own, team.pes[i]) - own)
+        return 0
 
     def _free(self, size_t address):
         with nogil:
@@ -484,13 +512,25 @@ cdef class NvshmemBackend(Backend):
     # ---- one-sided --------------------------------------------------------------------------------------------------
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
+        cdef void *there
         self.gpu.use(self.ordinal)
+        if nbytes <= self.puts.put_up_to:
+            there = nvshmem.nvshmem_ptr(dest, pe)
+            if there != NULL and self.puts.ready():
+                self.puts.put(there, src, nbytes, stream)
+                return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_putmem_on_stream(dest, src, nbytes, pe, stream)
         return self.gpu.mark(stream)
 
     cdef int get(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
+        cdef void *there
         self.gpu.use(self.ordinal)
+        if nbytes <= self.puts.get_up_to:
+            there = nvshmem.nvshmem_ptr(src, pe)
+            if there != NULL and self.puts.ready():
+                self.puts.put(dest, there, nbytes, stream)
+                return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_getmem_on_stream(dest, src, nbytes, pe, stream)
         return self.gpu.mark(stream)
@@ -510,7 +550,14 @@ cdef class NvshmemBackend(Backend):
 
     cdef int put_signal(self, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
                         void *stream, object keep) except -1:
+        cdef void *there
+        cdef void *sig_there
         self.gpu.use(self.ordinal)
+        if nbytes <= self.puts.signal_up_to:
+            there, sig_there = nvshmem.nvshmem_ptr(dest, pe), nvshmem.nvshmem_ptr(sig, pe)
+            if there != NULL and sig_there != NULL and self.puts.ready():
+                self.puts.put_signal(there, src, nbytes, <uint64_t *> sig_there, value, op == NVSYM_SIGNAL_ADD, stream)
+                return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_putmem_signal_on_stream(dest, src, nbytes, sig, value, op, pe, stream)
         return self.gpu.mark(stream)
@@ -527,6 +574,13 @@ cdef class NvshmemBackend(Backend):
         with nogil:
             nvshmem.nvshmemx_signal_wait_until_on_stream(sig, cmp, value, stream)
         return self.gpu.mark(stream)
+
+    cdef int launch(self, object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
+                    bint cooperative, void *stream, object keep) except -1:
+        self.gpu.use(self.ordinal)
+        launch_kernel(kernel, arguments, grid, block, shared, cooperative, stream)
+        self.gpu.mark(stream)
+        return self.gpu.keep_until(stream, keep)
 
     cdef int fence(self, void *stream) except -1:
         return self.quiet(stream)   # NVSHMEM has no fence on a stream
@@ -629,6 +683,7 @@ cdef class NvshmemBackend(Backend):
         if (<NvshmemTeam> team).kernels.slot >= 0 and self.started:
             self.gpu.drain_all(self.ordinal)
             self.kernels.detach(&(<NvshmemTeam> team).kernels)
+            self.exchange.detach(&(<NvshmemTeam> team).exchange)
         if handle != NVSHMEM_TEAM_WORLD and handle != NVSHMEM_TEAM_INVALID and self.started:
             self.gpu.drain_all(self.ordinal)    # its kernels use memory that goes with the team
             with nogil:
@@ -663,26 +718,59 @@ cdef class NvshmemBackend(Backend):
             CHECK_NVSHMEM(status, b"nvshmemx_barrier_on_stream" if complete else b"nvshmemx_team_sync_on_stream")
         return self.gpu.mark(stream)
 
+    cdef bint by_kernel(self, NvshmemTeam team) except -1:
+        """Whether the kernels of this team are to be used; raises where they have failed or cannot be loaded."""
+        if team.exchange.slot < 0:
+            return False
+        self.exchange.check()
+        self.kernels.check()
+        return True
+
+    cdef int move(self, NvshmemTeam team, Move kind, void *dest, const void *src, size_t nbytes, int root, void *stream) except -1:
+        if nbytes == 0:
+            return 0
+        if not self.exchange.can_move():
+            self.not_capturing()
+            self.exchange.prepare_moves()
+        self.gpu.use(self.ordinal)
+        self.exchange.move(&team.exchange, &team.kernels, kind, dest, src, nbytes, root, stream)
+        return self.gpu.mark(stream)
+
+    cdef int not_capturing(self) except -1:
+        if self.gpu.any_capturing():
+            raise BackendError("the kernels of this call are not loaded yet, and cannot be during the capture of a CUDA graph; "
+                               "make the call, or nvsym.warmup(), once before")
+        return 0
+
     cdef int broadcast(self, TeamData team, void *dest, const void *src, size_t nbytes, int root, void *stream,
                        object keep) except -1:
-        cdef nvshmem_team_t handle = self.handle_of(team, "broadcast")
+        cdef nvshmem_team_t handle
         cdef int status
+        if self.by_kernel(<NvshmemTeam> team):
+            return self.move(<NvshmemTeam> team, MOVE_BROADCAST, dest, src, nbytes, root, stream)
+        handle = self.handle_of(team, "broadcast")
         with nogil:
             status = nvshmem.nvshmemx_broadcastmem_on_stream(handle, dest, src, nbytes, root, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_broadcastmem_on_stream")
         return self.gpu.mark(stream)
 
     cdef int fcollect(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
-        cdef nvshmem_team_t handle = self.handle_of(team, "fcollect")
+        cdef nvshmem_team_t handle
         cdef int status
+        if self.by_kernel(<NvshmemTeam> team):
+            return self.move(<NvshmemTeam> team, MOVE_FCOLLECT, dest, src, nbytes, 0, stream)
+        handle = self.handle_of(team, "fcollect")
         with nogil:
             status = nvshmem.nvshmemx_fcollectmem_on_stream(handle, dest, src, nbytes, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_fcollectmem_on_stream")
         return self.gpu.mark(stream)
 
     cdef int alltoall(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
-        cdef nvshmem_team_t handle = self.handle_of(team, "alltoall")
+        cdef nvshmem_team_t handle
         cdef int status
+        if self.by_kernel(<NvshmemTeam> team):
+            return self.move(<NvshmemTeam> team, MOVE_ALLTOALL, dest, src, nbytes, 0, stream)
+        handle = self.handle_of(team, "alltoall")
         with nogil:
             status = nvshmem.nvshmemx_alltoallmem_on_stream(handle, dest, src, nbytes, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_alltoallmem_on_stream")
@@ -698,7 +786,8 @@ cdef class NvshmemBackend(Backend):
         if count == 0:
             return 0
         if t.kernels.slot >= 0 and algorithm != ALGO_NVSHMEM and self.kernels.loaded(dtype, op):
-            self.kernels.check(t.members)
+            self.kernels.check()
+            self.exchange.check()
             nbytes = count * SIZES[dtype]
             kernel = self.kernels.choose(&t.kernels, nbytes, dest == src)
             if algorithm == ALGO_TWO_SHOT:
@@ -727,27 +816,50 @@ cdef class NvshmemBackend(Backend):
 
     cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
                            void *stream, object keep) except -1:
-        cdef nvshmem_team_t handle = self.handle_of(team, "reducescatter")
+        cdef NvshmemTeam t = <NvshmemTeam> team
+        cdef nvshmem_team_t handle
         cdef int status
-        if nvshmem.reducescatter_on_stream[dtype][op] == NULL:
-            raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reducescatter of {DTYPES[dtype].name}")
         if count == 0:
             return 0
+        if self.exchange is not None and self.exchange.can_scatter(dtype, op) and self.by_kernel(t):
+            self.gpu.use(self.ordinal)
+            self.exchange.scatter(&t.exchange, &t.kernels, dtype, op, dest, src, count, SIZES[dtype], stream)
+            return self.gpu.mark(stream)
+        handle = self.handle_of(team, "reducescatter")
+        if nvshmem.reducescatter_on_stream[dtype][op] == NULL:
+            if team.n_pes > 1:
+                raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reducescatter of {DTYPES[dtype].name}, and the team has no "
+                                "kernels")
+            if dest != src:
+                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dest, <CUdeviceptr> src, count * SIZES[dtype], stream),
+                           b"cuMemcpyAsync")
+            return self.gpu.mark(stream)
         with nogil:
             status = nvshmem.reducescatter_on_stream[dtype][op](handle, dest, src, count, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_reducescatter_on_stream")
         return self.gpu.mark(stream)
 
+    cdef bint has_kernel(self, int dtype, int op) except -1:
+        return self.kernels is not None and DTYPES[dtype].name in kernel_compiler.TYPES and (dtype, op) in REDUCIBLE
+
+    cdef object why_no_reducescatter(self, int dtype, int op):
+        if self.has_kernel(dtype, op):
+            if not self.exchange.can_scatter(dtype, op):
+                self.not_capturing()
+                self.exchange.prepare_scatter(dtype, op)
+            return None
+        if nvshmem.reducescatter_on_stream[dtype][op] == NULL:
+            return f"NVSHMEM has no {OPS[op].name} reducescatter of {DTYPES[dtype].name}"
+        return None
+
     cdef object why_no_reduce(self, int dtype, int op, int algorithm):
-        cdef bint by_kernel = self.kernels is not None and DTYPES[dtype].name in kernel_compiler.TYPES and (dtype, op) in REDUCIBLE
         if algorithm == ALGO_MPI:
             return "the data is in GPU memory"
         if algorithm == ALGO_MULTIMEM:
             return "it needs a SymmetricPool, which this version does not have"
-        if algorithm != ALGO_NVSHMEM and by_kernel:
+        if algorithm != ALGO_NVSHMEM and self.has_kernel(dtype, op):
             if not self.kernels.loaded(dtype, op):
-                if self.gpu.any_capturing():
-                    return "its kernels are not loaded yet, and cannot be during a capture; call it once before"
+                self.not_capturing()
                 self.kernels.prepare(dtype, op)
             return None
         if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
@@ -770,6 +882,45 @@ cdef class NvshmemBackend(Backend):
         f.put, f.get, f.put_signal, f.signal_op, f.signal_wait = c_put, c_get, c_put_signal, c_signal_op, c_signal_wait
         f.quiet, f.barrier, f.reduce, f.fail_reduce = c_quiet, c_barrier, c_reduce, c_fail_reduce
         return 0
+
+    cdef tuple explain_reduce(self, TeamData team, int dtype, int op, size_t count, int algorithm, bint in_place):
+        cdef NvshmemTeam t = <NvshmemTeam> team
+        cdef size_t nbytes = count * SIZES[dtype]
+        thresholds = {}
+        if count == 0:
+            return "none", "there is nothing to reduce", thresholds
+        if team.n_pes == 1:
+            return "copy", "the team has one PE", thresholds
+        if algorithm == ALGO_NVSHMEM:
+            return "nvshmem", "it was asked for", thresholds
+        if t.kernels.slot < 0 or not self.has_kernel(dtype, op):
+            if not self.has_kernel(dtype, op):
+                reason = self.why_no_kernels or f"there is no kernel for {OPS[op].name} of {DTYPES[dtype].name}"
+            elif all([nvshmem.nvshmem_ptr(self.kernels.workspace, team.pes[i]) != NULL for i in range(team.n_pes)]):
+                reason = "no place is left for another team's kernels"
+            else:
+                reason = "not all members can address each other's memory"
+            return "nvshmem", reason, thresholds
+        name, reason, thresholds = self.kernels.explain(&t.kernels, nbytes, in_place)
+        if algorithm == ALGO_TWO_SHOT:
+            return "two_shot", "it was asked for", thresholds
+        if algorithm == ALGO_ONE_SHOT and name != "low_latency":
+            return "one_shot", "it was asked for", thresholds
+        if algorithm == ALGO_ONE_SHOT:
+            return "low_latency", "one_shot was asked for, and this is its form for few bytes", thresholds
+        return name, reason, thresholds
+
+    cdef double warm_up(self, object dtypes, object ops) except -1.0:
+        start = time.perf_counter()
+        if self.kernels is not None:
+            self.puts.ready()
+            self.exchange.prepare_moves()
+            for dtype in dtypes:
+                for op in ops:
+                    if self.has_kernel(dtype.id, op.id):
+                        self.kernels.prepare(dtype.id, op.id)
+                        self.exchange.prepare_scatter(dtype.id, op.id)
+        return time.perf_counter() - start
 
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         return 0    # the others have enqueued their part already

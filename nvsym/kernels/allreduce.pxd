@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from ..cuda_runtime cimport CudaRuntime
-from ..libcuda cimport CUevent, CUfunction, CUstream
+from ..libcuda cimport CUfunction, CUstream
 from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
 
 cdef enum:
@@ -35,14 +35,22 @@ cdef struct TeamArgs:
     uint64_t   push_blocks
     uint32_t * failure
     uint64_t   limit_ns
+    uint32_t   op           # Launched, and the slot of the team << 8
     int64_t    delta[MAX_PES]
+
+# What a kernel is part of, as failures name it.
+cdef enum Launched:
+    LAUNCHED_ALLREDUCE = 0
+    LAUNCHED_BROADCAST
+    LAUNCHED_FCOLLECT
+    LAUNCHED_ALLTOALL
+    LAUNCHED_REDUCESCATTER
 
 # A team's part: its place in the workspace, and the stream of its last kernel.
 cdef struct TeamKernels:
     TeamArgs args
     int      slot       # -1: the team has no kernels
-    CUstream last
-    CUevent  behind     # recorded behind the last kernel where another stream follows
+    CUstream last       # of the last kernel
 
 cdef class AllreduceKernels:
     cdef CudaRuntime gpu
@@ -55,9 +63,11 @@ cdef class AllreduceKernels:
     cdef size_t      push_bytes     # what the team of the first slot has to push to; 0: it does not push
     cdef char *      workspace      # symmetric
     cdef uint32_t *  epochs         # local
-    cdef uint32_t *  failure        # pinned
+    cdef uint32_t *  failure        # pinned: [1 + MAX_PES], see nvsym::Team
     cdef uint64_t    limit_ns
     cdef object      free_slots
+    cdef dict        members        # slot -> the world numbers of the team's PEs
+    cdef bint        reported       # the failure has been raised
     cdef list        modules
     cdef CUfunction  functions[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][KERNEL_COUNT]
     cdef readonly double compile_seconds
@@ -70,7 +80,10 @@ cdef class AllreduceKernels:
     cdef int detach(self, TeamKernels *team) except -1
     cdef bint loaded(self, int dtype, int op) noexcept
     cdef int prepare(self, int dtype, int op) except -1
-    cdef int check(self, object pes) except -1
+    cdef int check(self) except -1
+    cdef int check_once(self) except -1
+    cdef int follow(self, TeamKernels *team, CUstream stream) except -1
+    cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place)
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,

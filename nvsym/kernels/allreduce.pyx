@@ -10,6 +10,7 @@ from libc.string cimport memset
 import os
 import time
 
+from .._settings import format_size
 from ..dtypes import DTYPES, OPS
 from ..errors import PeerTimeoutError
 from . import compiler
@@ -18,7 +19,7 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_EVENT_DISABLE_TIMING, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
     CUfunction, CUmodule, CUstream)
 
 cdef enum:
@@ -26,6 +27,7 @@ cdef enum:
     THREADS        = 512        # of a block
     THREADS_MANY   = 256        # of the kernels with barriers, where more than two PEs' loads fill the registers
     PAD_BYTES      = 2 * MAX_BLOCKS * MAX_PES * 4
+    FAILURE_BYTES  = (1 + MAX_PES) * 4
     LL_LINES_TWO   = 256        # of 8 bytes of data, of a block of low latency, in jobs of two PEs
     LL_LINES_MORE  = 64         # and of more
     LL_THREADS     = 128        # of its blocks, while they are few
@@ -34,6 +36,10 @@ cdef enum:
     PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
     EPOCHS         = 3 * MAX_BLOCKS
+
+
+# By enum Launched.
+LAUNCHED = ("allreduce", "broadcast", "fcollect", "alltoall", "reducescatter")
 
 
 cdef class AllreduceKernels:
@@ -47,6 +53,7 @@ cdef class AllreduceKernels:
         self.limit_ns = <uint64_t> (limit * 1e9)
         self.modules = []
         self.free_slots = set(range(SLOTS))
+        self.members = {}
         CHECK_CUDA(cuda.cuDeviceGet(&handle, ordinal), b"cuDeviceGet")
         for attribute, value in ((CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, <size_t> &major),
                                  (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, <size_t> &minor),
@@ -78,8 +85,8 @@ cdef class AllreduceKernels:
         cdef size_t nbytes = SLOTS * EPOCHS * sizeof(uint32_t)
         self.workspace = <char *> workspace
         self.epochs = <uint32_t *> self.gpu.alloc(self.ordinal, nbytes)
-        self.failure = <uint32_t *> self.gpu.alloc_pinned(self.ordinal, sizeof(uint32_t))
-        self.failure[0] = 0
+        self.failure = <uint32_t *> self.gpu.alloc_pinned(self.ordinal, FAILURE_BYTES)
+        memset(self.failure, 0, FAILURE_BYTES)
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> workspace, 0, self.workspace_bytes(), side), b"cuMemsetD8Async")
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> self.epochs, 0, nbytes, side), b"cuMemsetD8Async")
         with nogil:
@@ -110,6 +117,7 @@ cdef class AllreduceKernels:
         team.args.pad, team.args.ll, team.args.ll_bytes = own, own + PAD_BYTES, self.ll_bytes
         team.args.epochs = self.epochs + slot * EPOCHS
         team.args.failure, team.args.limit_ns = self.failure, self.limit_ns
+        team.args.op = slot << 8
         if slot == 0 and self.push_bytes:
             team.args.push, team.args.push_blocks = self.workspace + SLOTS * self.slot_bytes, self.blocks
             CHECK_CUDA(cuda.cuMemsetD32Async(<CUdeviceptr> team.args.push, PUSH_EMPTY, self.push_bytes // 4, side),
@@ -119,7 +127,6 @@ cdef class AllreduceKernels:
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> team.args.epochs, 0, EPOCHS * sizeof(uint32_t), side), b"cuMemsetD8Async")
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
-        CHECK_CUDA(cuda.cuEventCreate(&team.behind, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
         self.free_slots.discard(slot)
         return 0
 
@@ -127,7 +134,6 @@ cdef class AllreduceKernels:
         if team.slot >= 0:
             self.free_slots.add(team.slot)
             team.slot = -1
-            CHECK_CUDA(cuda.cuEventDestroy(team.behind), b"cuEventDestroy")
         return 0
 
     cdef bint loaded(self, int dtype, int op) noexcept:
@@ -154,14 +160,29 @@ cdef class AllreduceKernels:
         self.compile_seconds += time.perf_counter() - start
         return 0
 
-    cdef int check(self, object pes) except -1:
-        """Raise if a kernel gave up waiting for a PE. `pes`: the members of the team by their world numbers."""
+    cdef int check_once(self) except -1:
+        return 0 if self.reported else self.check()
+
+    cdef int check(self) except -1:
+        """Raise if a kernel gave up waiting for a PE."""
         if self.failure == NULL or self.failure[0] == 0:
             return 0
-        member = self.failure[0] - 1
-        pe = pes[member] if member < len(pes) else member
-        raise PeerTimeoutError(f"allreduce: PE {pe} did not arrive within {self.limit_ns / 1e9:g} s (NVSYM_TIMEOUT); the "
-                               "kernels of this job reduce no more, finalize() still works", [pe])
+        self.reported = True
+        time.sleep(0.002)   # others that wait in the same kernel give up at the same time, and name theirs
+        cdef int member
+        late = [(member, self.failure[1 + member] - 1) for member in range(<int> MAX_PES) if self.failure[1 + member]]
+        what, pes = LAUNCHED[late[0][1] & 0xff], self.members[late[0][1] >> 8]
+        late = [pes[member] for member, code in late if code == late[0][1]]
+        raise PeerTimeoutError(f"{what}: PE{'s' * (len(late) > 1)} {', '.join(map(str, late))} did not arrive within "
+                               f"{self.limit_ns / 1e9:g} s (NVSYM_TIMEOUT); the kernels of this job do no more, finalize() still "
+                               "works", late)
+
+    cdef int follow(self, TeamKernels *team, CUstream stream) except -1:
+        """The kernels of a team share its pad: those of two streams run one after the other."""
+        if team.last != NULL:
+            self.gpu.order_behind(team.last, stream)
+        team.last = stream
+        return 0
 
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept:
         # Low latency sends a flag with each word; pushing sends the operand alone, but looks at it first.
@@ -172,6 +193,30 @@ cdef class AllreduceKernels:
         if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return KERNEL_ONE_SHOT
         return KERNEL_TWO_SHOT
+
+    cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place):
+        """(kernel, reason, thresholds) of what `choose` says of this many bytes."""
+        cdef Kernel kernel = self.choose(team, nbytes, in_place)
+        cdef bint pushing = team.args.push != NULL
+        cdef size_t lines = LL_BLOCKS * self.ll_bytes // 2
+        cdef size_t pushed = self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS)
+        if pushing:
+            lines = min(lines, <size_t> LL_LINKED)
+        thresholds = {"low_latency": f"up to {format_size(lines)}"}
+        if pushing:
+            thresholds["push"] = f"above that, up to {format_size(pushed)}"
+        elif team.args.n == 2 and lines < ONE_SHOT_BELOW:
+            thresholds["one_shot"] = f"above that and below {format_size(ONE_SHOT_BELOW)}, not in place"
+        thresholds["two_shot"] = "above that"
+        if kernel == KERNEL_LOW_LATENCY:
+            return "low_latency", "data and flags travel in the same stores, without a barrier", thresholds
+        if kernel == KERNEL_PUSH:
+            return "push", "two PEs on a link: stores that tell by themselves that they have come, without a barrier", thresholds
+        if kernel == KERNEL_ONE_SHOT:
+            return "one_shot", "two PEs read each other's operand faster than they could hand shares around", thresholds
+        if in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
+            return "two_shot", "in place: each element is read and written by one PE only", thresholds
+        return "two_shot", "each PE reduces a share and stores it to all, which moves the fewest bytes", thresholds
 
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept:
         """Whether there is room to push so much."""
@@ -204,11 +249,7 @@ cdef class AllreduceKernels:
                 work = (work + team.args.n - 1) // team.args.n
             blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
         if stream != team.last:
-            # The kernels of a team share its pad: those of two streams run one after the other.
-            if team.last != NULL and not self.gpu.capturing(stream) and not self.gpu.capturing(team.last):
-                CHECK_CUDA(cuda.cuEventRecord(team.behind, team.last), b"cuEventRecord")
-                CHECK_CUDA(cuda.cuStreamWaitEvent(stream, team.behind, 0), b"cuStreamWaitEvent")
-            team.last = stream
+            self.follow(team, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
         with nogil:
             CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")

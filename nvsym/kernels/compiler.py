@@ -24,6 +24,7 @@ __all__ = [
     "KERNELS",
     "MOVES",
     "OPERATORS",
+    "PUTS",
     "SCATTERS",
     "TYPES",
     "allreduce_cubin",
@@ -32,6 +33,7 @@ __all__ = [
     "compile_cubin",
     "compiler_version",
     "moves_cubin",
+    "put_cubin",
     "reduce_scatter_cubin",
 ]
 
@@ -61,6 +63,7 @@ TYPES = {
 OPERATORS = {"sum": "Sum", "prod": "Prod", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor"}
 KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency", "nvsym_push")
 SCATTERS = ("nvsym_reduce_scatter", "nvsym_reduce_scatter_lines")
+PUTS = ("nvsym_copy", "nvsym_copy_signal")
 MOVES = (
     "nvsym_broadcast",
     "nvsym_fcollect",
@@ -309,6 +312,11 @@ def reduce_scatter_cubin(dtype, op, arch):
 def moves_cubin(arch):
     """The same for the collectives that move bytes (`MOVES`)."""
     return _cached_cubin("moves.cu", arch)
+
+
+def put_cubin(arch):
+    """The same for small puts and gets (`PUTS`)."""
+    return _cached_cubin("put.cu", arch)
 
 
 def _typed(dtype, op):

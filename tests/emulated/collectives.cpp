@@ -14,14 +14,18 @@ using emulated::random_bits;
 namespace {
 
 constexpr u64 HEAP = 1 << 16;
-constexpr u64 LL_BYTES = 1 << 12;
+constexpr u64 LL_BYTES = 16 * 64;
+constexpr u64 LL_ALL = LL_STAGES * LL_BLOCKS * LL_BYTES; /* of one PE */
+constexpr u64 PUSH_BLOCKS = 3;
+constexpr u64 PUSH_ALL = PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_BLOCKS * PUSH_THREADS * 16; /* of one peer */
 
 struct Pe {
     std::vector<char> memory;
     char *heap;     /* symmetric */
     Pad *pad;
     char *ll;
-    std::vector<u32> epochs = std::vector<u32>(MAX_BLOCKS + 2);
+    char *push;
+    std::vector<u32> epochs = std::vector<u32>(3 * MAX_BLOCKS);
     u32 failure[64] = {};
     Team team;
 };
@@ -33,19 +37,22 @@ struct Job {
 
     explicit Job(int n, u64 limit_ns) : pes(n), queues(n)
     {
-        const u64 size = HEAP + sizeof(Pad) + LL_STAGES * n * LL_BYTES;
+        const u64 size = HEAP + sizeof(Pad) + LL_ALL * n + PUSH_ALL * (n - 1);
         for (Pe &pe : pes) {
             pe.memory.resize(size + 64);
             pe.heap = pe.memory.data() + (64 - (u64)pe.memory.data() % 64);
             pe.pad = (Pad *)(pe.heap + HEAP);
             pe.ll = (char *)(pe.pad + 1);
+            pe.push = pe.ll + LL_ALL * n;
+            for (u64 i = 0; i < PUSH_ALL * (n - 1) / 4; i++)
+                ((u32 *)pe.push)[i] = EMPTY;
         }
         for (int me = 0; me < n; me++) {
             Team &t = pes[me].team;
             memset(&t, 0, sizeof(t));
             for (int p = 0; p < n; p++)
                 t.delta[p] = pes[p].heap - pes[me].heap;
-            t.me = me, t.n = n, t.pad = pes[me].pad, t.ll = pes[me].ll, t.ll_bytes = LL_BYTES;
+            t.me = me, t.n = n, t.pad = pes[me].pad, t.ll = pes[me].ll, t.ll_bytes = LL_BYTES, t.push = pes[me].push, t.push_blocks = PUSH_BLOCKS;
             t.epochs = pes[me].epochs.data(), t.failure = pes[me].failure, t.limit_ns = limit_ns;
         }
     }
@@ -67,12 +74,15 @@ typedef float T;
 
 T value(u64 seed, int pe, u64 i)
 {
+    /* What means that nothing has come, and what a push begins with that had to choose a key. */
+    if ((seed * 31 + pe * 7 + i * 3) % 101 == 5)
+        return __uint_as_float(seed & 1 ? EMPTY : KEYED);
     return (T)(int)((seed * 31 + pe * 7 + i * 3) % 17);
 }
 
-enum Kind { ONE_SHOT, TWO_SHOT, LOW_LATENCY, BROADCAST, BROADCAST_LINES, FCOLLECT, FCOLLECT_LINES, ALLTOALL, ALLTOALL_LINES,
+enum Kind { ONE_SHOT, TWO_SHOT, PUSH, LOW_LATENCY, BROADCAST, BROADCAST_LINES, FCOLLECT, FCOLLECT_LINES, ALLTOALL, ALLTOALL_LINES,
             SCATTER, SCATTER_LINES, KINDS };
-const char *const NAMES[] = {"one_shot", "two_shot", "low_latency", "broadcast", "broadcast_lines", "fcollect",
+const char *const NAMES[] = {"one_shot", "two_shot", "push", "low_latency", "broadcast", "broadcast_lines", "fcollect",
                              "fcollect_lines", "alltoall", "alltoall_lines", "reduce_scatter", "reduce_scatter_lines"};
 
 void run_kernel(const Operation &o, Pe &pe)
@@ -83,6 +93,7 @@ void run_kernel(const Operation &o, Pe &pe)
     switch (o.kind) {
     case ONE_SHOT: return one_shot<T, Sum>(dst, src, o.count, pe.team);
     case TWO_SHOT: return two_shot<T, Sum>(dst, src, o.count, pe.team);
+    case PUSH: return push<T, Sum>(dst, src, o.count, pe.team);
     case LOW_LATENCY: return low_latency<T, Sum>(dst, src, o.count, pe.team);
     case BROADCAST: return broadcast((char *)dst, (const char *)src, nbytes, o.root, o.in_shares, pe.team);
     case BROADCAST_LINES: return broadcast_lines((char *)dst, (const char *)src, nbytes, o.root, pe.team);
@@ -99,15 +110,17 @@ T expected(const Operation &o, u64 seed, int me, int n, u64 i)
 {
     T sum = 0;
     switch (o.kind) {
-    case ONE_SHOT: case TWO_SHOT: case LOW_LATENCY:
-        for (int p = 0; p < n; p++)
+    case ONE_SHOT: case TWO_SHOT: case PUSH: case LOW_LATENCY:
+        sum = value(seed, 0, i);
+        for (int p = 1; p < n; p++)
             sum += value(seed, p, i);
         return sum;
     case BROADCAST: case BROADCAST_LINES: return value(seed, o.root, i);
     case FCOLLECT: case FCOLLECT_LINES: return value(seed, (int)(i / o.count), i % o.count);
     case ALLTOALL: case ALLTOALL_LINES: return value(seed, (int)(i / o.count), me * o.count + i % o.count);
     default:
-        for (int p = 0; p < n; p++)
+        sum = value(seed, 0, me * o.count + i);
+        for (int p = 1; p < n; p++)
             sum += value(seed, p, me * o.count + i);
         return sum;
     }
@@ -138,13 +151,17 @@ extern "C" int run_random(uint64_t seed, int n, int operations)
         o.root = (int)(random_bits() % n);
         o.in_shares = random_bits() & 1;
         const bool lines = o.kind == LOW_LATENCY || (o.kind >= BROADCAST && (o.kind - BROADCAST) % 2 == 1);
-        const u64 most = lines ? LL_BYTES / 16 * 8 / sizeof(T) : HEAP / 4 / sizeof(T) / n;
+        const u64 most = lines ? 150 : HEAP / 4 / sizeof(T) / n;
         o.count = random_bits() % 4 ? 1 + random_bits() % 40 : 1 + random_bits() % (most < 700 ? most : 700);
         o.grid = 1 + (unsigned)(random_bits() % 3);
         o.threads = n <= 4 ? 4 + (unsigned)(random_bits() % 6) : (unsigned)n;
+        if (lines) /* a line for each thread, and no block without one */
+            o.grid = (unsigned)((o.count * sizeof(T) + 8 * o.threads - 1) / (8 * o.threads));
+        else if (o.kind == PUSH && o.count > 4 * 4 * 4 * o.grid * o.threads)
+            o.count = 4 * 4 * 4 * o.grid * o.threads; /* what fits into the steps of a launch */
         o.src = random_bits() % 8;
         o.dst = HEAP / 2 / sizeof(T) + random_bits() % 8;
-        if ((o.kind == TWO_SHOT || o.kind == LOW_LATENCY || o.kind == BROADCAST || o.kind == BROADCAST_LINES) && random_bits() % 3 == 0)
+        if ((o.kind == TWO_SHOT || o.kind == PUSH || o.kind == LOW_LATENCY || o.kind == BROADCAST || o.kind == BROADCAST_LINES) && random_bits() % 3 == 0)
             o.dst = o.src;
         const u64 data = random_bits() >> 20;
         for (int me = 0; me < n; me++) {
@@ -157,7 +174,7 @@ extern "C" int run_random(uint64_t seed, int n, int operations)
             job.launch(me, o.grid, o.threads, [&pe, o] { run_kernel(o, pe); });
             job.launch(me, 1, 1, [&pe, &job, o, data, me, n, k] {
                 for (u64 i = 0; i < dest_elements(o, n) && job.error.empty(); i++)
-                    if (((T *)pe.heap)[o.dst + i] != expected(o, data, me, n, i)) {
+                    if (memcmp((T *)pe.heap + o.dst + i, std::vector<T>{expected(o, data, me, n, i)}.data(), sizeof(T))) {
                         snprintf(message, sizeof(message), "operation %d, %s of %llu on PE %d of %d: element %llu is %g, not %g", k,
                                  NAMES[o.kind], o.count, me, n, i, (double)((T *)pe.heap)[o.dst + i],
                                  (double)expected(o, data, me, n, i));
@@ -179,8 +196,7 @@ extern "C" int run_missing(uint64_t seed, int n, int kind, int missing)
     random_bits.seed(seed);
     Job job(n, 5000);
     Operation o{kind, 0, (seed & 1) != 0, 2, 8, HEAP / 2 / sizeof(T), 0, 50};
-    if (kind == BROADCAST_LINES || kind == LOW_LATENCY)
-        o.grid = 1;
+    o.grid = kind == PUSH ? 2 : 4; /* 25 lines of 8 threads */
     for (int me = 0; me < n; me++)
         if (me != missing) {
             Pe &pe = job.pes[me];
@@ -191,10 +207,12 @@ extern "C" int run_missing(uint64_t seed, int n, int kind, int missing)
         return 1;
     }
     for (int me = 0; me < n; me++)
-        if (me != missing && job.pes[me].failure[0] != 1u + (u32)missing) {
-            snprintf(message, sizeof(message), "%s: PE %d says %u, not PE %d", NAMES[kind], me, job.pes[me].failure[0], missing);
-            return 1;
-        }
+        for (int p = 0; me != missing && p < n; p++)
+            if (job.pes[me].failure[0] != 1 || job.pes[me].failure[1 + p] != (p == missing)) {
+                snprintf(message, sizeof(message), "%s: PE %d says %u of PE %d, while PE %d is missing", NAMES[kind], me,
+                         job.pes[me].failure[1 + p], p, missing);
+                return 1;
+            }
     return 0;
 }
 

@@ -33,6 +33,14 @@ inline void store_flagged(void *p, u32 a, u32 b, u32 flag)
     emulated::maybe_leave();
     memcpy((char *)p + 8, second, 8);
 }
+/* Each word becomes visible by itself. */
+inline void store_words(void *p, Words v)
+{
+    for (int k = 0; k < 4; k++) {
+        emulated::maybe_leave();
+        ((u32 *)p)[k] = v.w[k];
+    }
+}
 inline u32 load_acquire(const u32 *p)
 {
     emulated::leave();

@@ -335,7 +335,7 @@ def test_reductions(ctx, limited, meet, name, op):
     expected = combined(op, [values(dtype, size * n, pe) for pe in range(n)]) if defined else None
     for possible, target, call in (
         (here, dest, lambda: nvsym.reduce(dest, source, op)),
-        (in_nvshmem, part, lambda: nvsym.reducescatter(part, source, op)),
+        (here, part, lambda: nvsym.reducescatter(part, source, op)),
         (in_nvshmem, source, lambda: nvsym.allreduce(source, source, op, algorithm="nvshmem")),
     ):
         if not possible or limited:

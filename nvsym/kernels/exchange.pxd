@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+from ..libcuda cimport CUfunction, CUstream
+from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
+from .allreduce cimport AllreduceKernels, TeamKernels
+
+# In the order of compiler.MOVES; the forms of low latency follow.
+cdef enum Move:
+    MOVE_BROADCAST = 0
+    MOVE_FCOLLECT
+    MOVE_ALLTOALL
+    MOVE_COUNT
+
+# The other collectives. They have a workspace and failures of their own; what is inherited is how a team gets its place there.
+cdef class ExchangeKernels(AllreduceKernels):
+    cdef CUfunction moves[2 * MOVE_COUNT]
+    cdef CUfunction scatters[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
+
+    cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept
+    cdef bint can_move(self) noexcept
+    cdef bint can_scatter(self, int dtype, int op) noexcept
+    cdef int prepare_moves(self) except -1
+    cdef int prepare_scatter(self, int dtype, int op) except -1
+    # `order`: the part of the team that knows the stream of its last kernel. `nbytes`: of one block; nothing for 0.
+    cdef int move(self, TeamKernels *team, TeamKernels *order, Move kind, void *dst, const void *src, size_t nbytes, int root,
+                  CUstream stream) except -1
+    cdef int scatter(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
+                     size_t itemsize, CUstream stream) except -1

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broadcast, fcollect, alltoall and reduce-scatter over peer pointers: the kernels of include/nvsym/exchange.cuh.
+
+The form and the grid of a kernel depend on the bytes and the number of PEs: on nothing that differs between PEs.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+import time
+
+from ..dtypes import DTYPES, OPS
+from . import compiler
+
+from .._driver cimport CHECK_CUDA, cuda
+from ..cuda_runtime cimport CudaRuntime
+from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
+from .allreduce cimport (
+    LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, AllreduceKernels, TeamKernels)
+
+cdef enum:
+    SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
+    PAD_BYTES    = 2 * MAX_BLOCKS * MAX_PES * 4
+    THREADS      = 512          # of a block
+    THREADS_MANY = 256          # of the reduction, where more than two PEs' loads fill the registers
+    LL_LINES     = 64           # of 8 bytes, of a block of low latency
+    LINES_TWO    = 64 << 10     # bytes of one PE's block that low latency moves at most, in jobs of two PEs,
+    LINES_FOUR   = 32 << 10     # of up to four
+    LINES_MORE   = 8 << 10      # and of more
+    IN_SHARES    = 512 << 10    # bytes from which more than two PEs hand a broadcast around in shares
+
+
+cdef class ExchangeKernels(AllreduceKernels):
+    """The kernels of one GPU, and the memory that they meet in."""
+
+    def __init__(self, CudaRuntime gpu not None, int ordinal, int n_pes, int sharing, double limit):
+        AllreduceKernels.__init__(self, gpu, ordinal, n_pes, sharing, limit)
+        self.ll_bytes = 16 * LL_LINES
+        self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
+
+    cdef int agree(self, int blocks, int sharing):
+        self.blocks = blocks
+        return 0
+
+    cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept:
+        """Whether a block of so many bytes goes by low latency."""
+        return nbytes <= <size_t> (LINES_TWO if team.args.n == 2 else LINES_FOUR if team.args.n <= 4 else LINES_MORE)
+
+    cdef int close(self) except -1:
+        AllreduceKernels.close(self)
+        memset(self.moves, 0, sizeof(self.moves))
+        memset(self.scatters, 0, sizeof(self.scatters))
+        return 0
+
+    cdef bint can_move(self) noexcept:
+        return self.moves[0] != NULL
+
+    cdef bint can_scatter(self, int dtype, int op) noexcept:
+        return self.scatters[dtype][op][0] != NULL
+
+    cdef int prepare_moves(self) except -1:
+        if not self.can_move():
+            self.load(compiler.moves_cubin, (self.arch,), compiler.MOVES, <size_t> &self.moves[0])
+        return 0
+
+    cdef int prepare_scatter(self, int dtype, int op) except -1:
+        if not self.can_scatter(dtype, op):
+            self.load(compiler.reduce_scatter_cubin, (DTYPES[dtype].name, OPS[op].name, self.arch), compiler.SCATTERS,
+                      <size_t> &self.scatters[dtype][op][0])
+        return 0
+
+    def load(self, cubin_of, arguments, names, size_t table):
+        """Compile (or take from the cache) a module, and put its functions into a table."""
+        cdef CUmodule module = NULL
+        cdef CUfunction *functions = <CUfunction *> table
+        cdef int i, registers
+        start = time.perf_counter()
+        cubin, _ = cubin_of(*arguments)
+        self.gpu.use(self.ordinal)
+        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
+        self.modules.append(<size_t> module)
+        for i in range(len(names) - 1, -1, -1):     # the first one says that all are there
+            name = names[i].encode()
+            CHECK_CUDA(cuda.cuModuleGetFunction(&functions[i], module, <const char *> name), b"cuModuleGetFunction")
+            # Asking makes a lazy driver load the function now, not at its first launch.
+            CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, functions[i]), b"cuFuncGetAttribute")
+        self.compile_seconds += time.perf_counter() - start
+
+    cdef int move(self, TeamKernels *team, TeamKernels *order, Move kind, void *dst, const void *src, size_t nbytes, int root,
+                  CUstream stream) except -1:
+        cdef uint32_t first = root, second = team.args.n > 2 and nbytes >= IN_SHARES
+        cdef size_t work = nbytes
+        cdef bint lines = self.few(team, nbytes)
+        if not lines and kind == MOVE_BROADCAST and second:
+            work = nbytes // <size_t> team.args.n
+        team.args.op = LAUNCHED_BROADCAST + <int> kind | team.slot << 8
+        return launch(self, team, order, self.moves[<int> kind + (MOVE_COUNT if lines else 0)], lines, THREADS, work, dst, src,
+                      nbytes, first, second, stream)
+
+    cdef int scatter(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
+                     size_t itemsize, CUstream stream) except -1:
+        cdef size_t nbytes = count * itemsize
+        cdef bint lines = self.few(team, nbytes)
+        team.args.op = LAUNCHED_REDUCESCATTER | team.slot << 8
+        return launch(self, team, order, self.scatters[dtype][op][1 if lines else 0], lines,
+                      THREADS if lines or team.args.n <= 2 else THREADS_MANY, nbytes, dst, src, count, 0, 0, stream)
+
+
+cdef int launch(ExchangeKernels self, TeamKernels *team, TeamKernels *order, CUfunction function, bint lines,
+                unsigned int threads, size_t nbytes, void *dst, const void *src, uint64_t count, uint32_t first,
+                uint32_t second, CUstream stream) except -1:
+    """Launch a kernel with a thread for each line of 8 bytes, or for each pack of 16."""
+    cdef void *arguments[6]
+    cdef size_t work = (nbytes + 7) // 8 if lines else (nbytes + 15) // 16
+    cdef unsigned int blocks
+    if lines:
+        # A thread has one line. The barriers need a thread for each PE, the lines do not.
+        threads = <unsigned int> min((work + 31) // 32 * 32, <size_t> LL_LINES)
+        blocks = <unsigned int> ((work + threads - 1) // threads)
+    else:
+        blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
+    if stream != order.last:
+        self.follow(order, stream)
+    arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &first, &second
+    arguments[5] = &team.args
+    with nogil:
+        CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+    return 0

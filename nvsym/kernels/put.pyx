@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small put, get and put_signal by one kernel.
+
+A call of the copy engine costs the host and the GPU several microseconds, whatever it copies; a kernel costs less, and can set
+the signal as well. Copies of many bytes are the copy engine's, which leaves the processors to others.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .. import _driver
+from ..errors import NotAvailableError
+from . import compiler
+
+from .._driver cimport CHECK_CUDA, cuda
+from ..cuda_runtime cimport CudaRuntime
+from ..libcuda cimport (
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_FUNC_ATTRIBUTE_NUM_REGS, CUmodule, CUstream)
+
+cdef enum:
+    THREADS      = 512          # of a block
+    BLOCKS       = 32           # at most: few bytes need no more, and others need processors
+    # The table: bytes up to which a kernel is faster than NVSHMEM's own call.
+    PUT_UP_TO    = 256 << 10
+    GET_UP_TO    = 256 << 10
+    SIGNAL_UP_TO = 64 << 10     # by one block
+
+
+cdef class PutKernels:
+    """The kernels of one GPU. `limit`: instead of the table; None: the table."""
+
+    def __init__(self, CudaRuntime gpu not None, int ordinal, limit):
+        self.gpu = gpu
+        self.ordinal = ordinal
+        self.put_up_to = PUT_UP_TO if limit is None else limit
+        self.get_up_to = GET_UP_TO if limit is None else limit
+        self.signal_up_to = SIGNAL_UP_TO if limit is None else limit
+
+    cdef bint ready(self) except -1:
+        if self.copy != NULL:
+            return True
+        if _driver.is_simulated():
+            self.why_not = "the simulated CUDA driver runs no compiled kernels"
+            self.put_up_to = self.get_up_to = self.signal_up_to = 0
+            return False
+        if self.gpu.any_capturing():
+            return False    # nothing can be loaded now; NVSHMEM's call means the same
+        try:
+            self.prepare()
+        except NotAvailableError as error:
+            self.why_not = str(error)
+            self.put_up_to = self.get_up_to = self.signal_up_to = 0
+            return False
+        return True
+
+    cdef int prepare(self) except -1:
+        cdef CUmodule module = NULL
+        cdef int handle = 0, major = 0, minor = 0, registers
+        if self.copy != NULL:
+            return 0
+        CHECK_CUDA(cuda.cuDeviceGet(&handle, self.ordinal), b"cuDeviceGet")
+        CHECK_CUDA(cuda.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
+                   b"cuDeviceGetAttribute")
+        CHECK_CUDA(cuda.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
+                   b"cuDeviceGetAttribute")
+        cubin, _ = compiler.put_cubin(10 * major + minor)
+        self.gpu.use(self.ordinal)
+        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
+        self.module = <size_t> module
+        CHECK_CUDA(cuda.cuModuleGetFunction(&self.copy_signal, module, b"nvsym_copy_signal"), b"cuModuleGetFunction")
+        CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, self.copy_signal), b"cuFuncGetAttribute")
+        CHECK_CUDA(cuda.cuModuleGetFunction(&self.copy, module, b"nvsym_copy"), b"cuModuleGetFunction")
+        CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, self.copy), b"cuFuncGetAttribute")
+        return 0
+
+    cdef int close(self) except -1:
+        cdef size_t module = self.module
+        self.copy = self.copy_signal = NULL
+        self.module = 0
+        if module:
+            CHECK_CUDA(cuda.cuModuleUnload(<CUmodule> module), b"cuModuleUnload")
+        return 0
+
+    cdef int put(self, void *dst, const void *src, size_t nbytes, CUstream stream) except -1:
+        cdef void *arguments[3]
+        cdef uint64_t count = nbytes
+        cdef unsigned int threads = threads_for(nbytes)
+        cdef unsigned int blocks = <unsigned int> min((nbytes + 16 * THREADS - 1) // (16 * THREADS), <size_t> BLOCKS)
+        if nbytes == 0:
+            return 0
+        arguments[0], arguments[1], arguments[2] = &dst, &src, &count
+        with nogil:
+            CHECK_CUDA(cuda.cuLaunchKernel(self.copy, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+        return 0
+
+    cdef int put_signal(self, void *dst, const void *src, size_t nbytes, uint64_t *signal, uint64_t value, bint add,
+                        CUstream stream) except -1:
+        cdef void *arguments[6]
+        cdef uint64_t count = nbytes
+        cdef uint32_t adds = add
+        arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &signal, &value
+        arguments[5] = &adds
+        with nogil:
+            CHECK_CUDA(cuda.cuLaunchKernel(self.copy_signal, 1, 1, 1, threads_for(nbytes), 1, 1, 0, stream, arguments, NULL),
+                       b"cuLaunchKernel")
+        return 0
+
+
+cdef inline unsigned int threads_for(size_t nbytes) noexcept nogil:
+    """Whole warps with 16 bytes for each thread, up to a block."""
+    return <unsigned int> max(<size_t> 32, min((nbytes // 16 + 31) // 32 * 32, <size_t> THREADS))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of the GPU kernels, compiled for the CPU and run with each of CUDA's threads as a fiber (tests/emulated).
+
+The PEs get apart at random, so a missing barrier, a wrong index or an epoch that is used twice gives a wrong result. What it
+cannot find are missing fences: the CPU's order is stronger.
+"""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nvsym.dtypes import float8_tables
+from nvsym.kernels.compiler import TYPES
+
+FOLDER = Path(__file__).parent / "emulated"
+INCLUDE = Path(__file__).parent.parent / "include"
+FLOAT8 = {name: kind.removeprefix("nvsym::") for name, kind in TYPES.items() if name.startswith("float8")}
+
+
+def build(folder, include=INCLUDE):
+    library = folder / "collectives.so"
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-fno-strict-aliasing",
+        "-shared",
+        "-fPIC",
+        "-w",
+        f"-I{include}",
+        f"-I{FOLDER}",
+    ]
+    subprocess.run([*command, "-o", library, FOLDER / "collectives.cpp"], check=True)
+    emulated = ctypes.CDLL(str(library))
+    emulated.last_message.restype = ctypes.c_char_p
+    return emulated
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_random_sequences(emulated, n):
+    """All kernels in random order, sizes, alignments and grids, one behind the other without a wait between them."""
+    for seed in range(10):
+        assert emulated.run_random(ctypes.c_uint64(seed), n, 50) == 0, emulated.last_message()
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_missing_pe_is_named(emulated, n):
+    """Every kernel stops within the time limit, and names the one PE that did not come."""
+    for kind in range(emulated.kinds()):
+        for missing in (0, n - 1):
+            assert emulated.run_missing(ctypes.c_uint64(kind), n, kind, missing) == 0, emulated.last_message()
+
+
+# What is taken out of a kernel, and has to be noticed.
+DAMAGES = {
+    "the barrier before fcollect stores to the others": ("if (meet(t, 0, epoch)) { /* all are done with", "{ /*"),
+    "the barrier after reduce_scatter has read": ("meet(t, 1, epoch); /* all are done with the operands */", ""),
+    "the barrier between the shares of a broadcast": ("if (k == 0 && !meet(t, 1, epoch))", "if (false)"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_emulation_notices(tmp_path, damage):
+    before, after = DAMAGES[damage]
+    (tmp_path / "nvsym").mkdir()
+    for header in (INCLUDE / "nvsym").glob("*.cuh"):
+        (tmp_path / "nvsym" / header.name).write_text(header.read_text())
+    header = tmp_path / "nvsym" / "exchange.cuh"
+    assert header.read_text().count(before) == 1
+    header.write_text(header.read_text().replace(before, after))
+    emulated = build(tmp_path, tmp_path)
+    assert any(emulated.run_random(ctypes.c_uint64(seed), n, 50) for seed in range(20) for n in (3, 4))
+
+
+def pointer(array):
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_conversions_are_those_of_ml_dtypes(emulated, name):
+    tables = float8_tables(name)
+    codes, values = np.arange(256, dtype=np.uint8), np.zeros(256, np.float32)
+    getattr(emulated, f"decode_{FLOAT8[name]}")(pointer(codes), pointer(values), ctypes.c_long(256))
+    same = (values == tables.decode) & (np.signbit(values) == np.signbit(tables.decode))
+    assert (same | (np.isnan(values) & np.isnan(tables.decode))).all()
+    # Around each point where the code changes, and anywhere else.
+    points = [tables.thresholds, tables.thresholds - 1, tables.thresholds + 1]
+    points.append(np.array([0, 1, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000], np.uint32))
+    points.append(np.random.default_rng(3).integers(0, 1 << 31, 100_000).astype(np.uint32))
+    for sign in (0, 1 << 31):
+        numbers = (np.concatenate(points).astype(np.uint32) | np.uint32(sign)).view(np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            expected = numbers.astype(getattr(ml_dtypes, name)).view(np.uint8)
+        found = np.zeros(len(numbers), np.uint8)
+        getattr(emulated, f"encode_{FLOAT8[name]}")(pointer(numbers), pointer(found), ctypes.c_long(len(numbers)))
+        assert (found == expected).all()
