@@ -9,9 +9,10 @@ from ._version import __version__
 COMMANDS = {
     "info": "versions, libraries, devices, capabilities with their reasons, and settings of a job",
     "bench": "what operations cost, beside other libraries in the same job",
+    "simulate": "run a program or a job on simulated GPUs",
 }
 
-_EPILOG = "Both also run under mpirun, as one job of all PEs.\npython -m nvsym --version prints the version."
+_EPILOG = "info and bench also run under mpirun, as one job of all PEs.\npython -m nvsym --version prints the version."
 
 
 def main(argv=None):
@@ -25,6 +26,8 @@ def main(argv=None):
         return status
     if command == "info":
         from ._info import main as run
+    elif command == "simulate":
+        from .simulator.command import main as run
     else:
         from ._bench import main as run
     return run(argv[1:])
