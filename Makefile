@@ -153,6 +153,7 @@ dist: .make/dev ## build the sdist and the wheel into dist/
 clean: ## remove what was built; .venv stays
 	@find nvsym -name '*.pyx' | sed -E 's/pyx$$/c/;p;s/c$$/cpp/' | xargs rm -f
 	@find nvsym -name '*.so' -delete
+	@rm -rf nvsym/simulator/lib
 	@find nvsym tests examples benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 	@rm -rf build dist .make *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ..errors import BackendError
+from ..errors import BackendError, NotAvailableError
 
 __all__ = [
     "Call",
@@ -68,9 +68,7 @@ def environment(devices=None, **settings):
         "NVSYM_LIBCUDA": library_path("libcuda.so.1"),
         "NVSYM_LIBNVSHMEM": library_path("libnvshmem_host.so.3"),
         # nvidia-ml-py, which asks for the state of the NVLink fabric, opens its library by name.
-        "LD_LIBRARY_PATH": ":".join(
-            filter(None, [str(_LIBRARIES / "nvml"), os.environ.get("LD_LIBRARY_PATH")])
-        ),
+        "LD_LIBRARY_PATH": ":".join(filter(None, [str(_LIBRARIES / "nvml"), os.environ.get("LD_LIBRARY_PATH")])),
     }
     if devices is not None:
         found["NVSYM_SIM_DEVICES"] = str(devices)
@@ -135,15 +133,18 @@ class _Counters(ctypes.Structure):
 
 @functools.cache
 def _library():
-    library = ctypes.CDLL(library_path())
+    # The one that the process uses, which may be another build of it.
+    library = ctypes.CDLL(os.environ.get("NVSYM_LIBCUDA") or library_path())
+    if not hasattr(library, "nvsym_sim_version"):
+        raise NotAvailableError(f"NVSYM_LIBCUDA={os.environ['NVSYM_LIBCUDA']} is not the simulated driver")
     library.nvsym_sim_fail.argtypes = (ctypes.c_char_p,)
     library.nvsym_sim_counters.argtypes = (ctypes.POINTER(_Counters),)
     library.nvsym_sim_counters.restype = None
     library.nvsym_sim_calls.argtypes = (ctypes.c_char_p,)
     library.nvsym_sim_calls.restype = ctypes.c_uint64
-    for text in (library.nvsym_sim_call_names, library.nvsym_sim_last_violation):
-        text.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
-        text.restype = ctypes.c_size_t
+    for words in (library.nvsym_sim_call_names, library.nvsym_sim_last_violation):
+        words.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        words.restype = ctypes.c_size_t
     library.nvsym_sim_set.argtypes = (ctypes.c_char_p, ctypes.c_double)
     library.nvsym_sim_place.argtypes = (ctypes.POINTER(ctypes.c_int),) * 4
     library.nvsym_sim_place.restype = None
@@ -163,7 +164,7 @@ def is_active():
     """Whether this process uses the simulated driver."""
     from .. import _driver
 
-    return _driver.is_loaded() and _driver.library_info().path == library_path()
+    return _driver.is_loaded() and _driver.is_simulated()
 
 
 def fail(plan=""):
@@ -422,9 +423,7 @@ def load(device, address, dtype, n=1, *, order="weak"):
 def store(device, address, values, *, order="weak"):
     """An ordinary store; `values` is an array of elements of 1, 2, 4 or 8 bytes. As for `load`; the orders are those of `multimem_st`."""
     values = np.ascontiguousarray(values)
-    _check(
-        _library().nvsym_sim_store(device, address, values.itemsize, _order(order), values.size, values.ctypes.data)
-    )
+    _check(_library().nvsym_sim_store(device, address, values.itemsize, _order(order), values.size, values.ctypes.data))
 
 
 def fence():

@@ -16,10 +16,14 @@ def _parser():
     parser = argparse.ArgumentParser("python -m nvsym simulate", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--devices", type=int, metavar="N", help="GPUs of a node (NVSYM_SIM_DEVICES; default 8)")
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes to which the PEs are dealt in turn (with MPICH)")
-    parser.add_argument("--late", type=float, metavar="SECONDS", help="how long streams let work lie that nobody waits for")
+    parser.add_argument(
+        "--late", type=float, metavar="SECONDS", help="how long streams let work lie that nobody waits for"
+    )
     parser.add_argument("--fail", metavar="PLAN", help="FUNCTION:WHICH:ACTION[@peN], several by semicolons")
     parser.add_argument("--log", metavar="FOLDER", help="an existing folder for the call log of each process")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another setting, NVSYM_SIM_NAME")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting, NVSYM_SIM_NAME"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, after --")
     return parser
 
@@ -53,9 +57,9 @@ def settings(argv):
     return command, found
 
 
-def main(argv):
+def main(argv=None):
     """Run the command in place of this process; returns an exit status only where that cannot be done."""
-    command, found = settings(argv)
+    command, found = settings(sys.argv[1:] if argv is None else argv)
     if not os.path.exists(library_path()):
         print(f"nvsym: the simulator was not built: there is no {library_path()}", file=sys.stderr)
         return 1

@@ -8,12 +8,11 @@ import weakref
 
 import numpy as np
 import pytest
+from simulated import CupyStream, Graph, TorchStream, is_simulated, need_real_gpu
 
 import nvsym
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
 from nvsym.kernels import compiler
-
-from simulated import CupyStream, Graph, TorchStream, is_simulated, need_real_gpu
 
 pytestmark = pytest.mark.pes(1, 2, 4, backends=("simulator", "nvshmem"))
 
