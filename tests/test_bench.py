@@ -420,11 +420,14 @@ def machine(tmp_path_factory):
     return {**libraries, "NVSYM_ALLREDUCE_ALGORITHM": "nvshmem"}
 
 
+SMALL = [*SIZED, "--reference", "1M"]
+
+
 def test_simulated_gpu(mpirun, machine):
     lines = {
-        "allreduce": ["-b", "16", "-e", "256", "--dtype", "float32,int64", "--vs", "nvshmem,nccl,mpi4py,cuda"],
-        "put": [*SIZED, "--vs", "nvshmem,cuda"],
-        "get": [*SIZED, "--vs", "nvshmem,cuda"],
+        "allreduce": [*SMALL, "--dtype", "float32,int64", "--vs", "nvshmem,nccl,mpi4py,cuda"],
+        "put": [*SMALL, "--vs", "nvshmem,cuda"],
+        "get": [*SMALL, "--vs", "nvshmem,cuda"],
         "latency": [*SIZED, "--vs", "nvshmem"],
         "copy": ["-b", "1K", "-e", "1K"],
         "barrier": ["--vs", "nvshmem"],
@@ -432,7 +435,7 @@ def test_simulated_gpu(mpirun, machine):
         "atomics": ["--op", "fetch_add"],
     }
     outputs, _ = bench(
-        mpirun, 2, *([name, *TINY, *line, "--json"] for name, line in lines.items()), ["put", "--signal", *SIZED, *TINY],
+        mpirun, 2, *([name, *TINY, *line, "--json"] for name, line in lines.items()), ["put", "--signal", *SMALL, *TINY],
         ["init", "--rounds", "2", "--heap", "4M", "--first", "peer", "--json"], env=machine,
     )  # fmt: skip
     assert [status for _, status in outputs] == [0] * (len(lines) + 2)
@@ -462,6 +465,30 @@ def test_simulated_gpu(mpirun, machine):
     init = json.loads(outputs[-1][0])
     assert list(init["rows"][0]["peers"]) == ["nvshmem"]  # it was first
     assert init["rows"][1]["nvsym"]["median_us"] > 0
+
+
+def test_graphs(mpirun):
+    from nvsym import simulator
+
+    machine = simulator.environment(devices=2) | {"NVSYM_ALLREDUCE_ALGORITHM": "nvshmem"}
+    modes = ["--graph", "both", *TINY, "--vs", "nvshmem", "--json"]
+    lines = [["allreduce", *SMALL, *modes], ["put", "--signal", *SMALL, *modes], ["barrier", *modes]]
+    outputs, _ = bench(mpirun, 2, *lines, ["get", *SMALL, *TINY, "--graph", "--json"], env=machine)
+    assert [status for _, status in outputs] == [0] * 4
+    reports = [json.loads(text) for text, _ in outputs]
+    for report, sizes in zip(reports[:3], (3, 3, 1), strict=True):
+        assert [row["mode"] for row in report["rows"]] == ["eager"] * sizes + ["graph"] * sizes
+        for row in report["rows"]:
+            for one in (row["nvsym"], row["peers"]["nvshmem"]):
+                check_series(one)  # of 3 calls, also in a graph
+                assert ("launches" in one) == (row["mode"] == "graph")
+    assert [row["mode"] for row in reports[3]["rows"]] == ["graph"] * 3
+    assert reports[0]["references"].keys() == {"memory_GB_per_s", "link_GB_per_s", "barrier_us", "barrier_graph_us"}
+    # The floor is the link's, which is the slower of the two here as there.
+    for row in reports[0]["rows"]:
+        floor = row["bytes"] / reports[0]["references"]["link_GB_per_s"] / 1e3
+        memory = 2 * row["bytes"] / reports[0]["references"]["memory_GB_per_s"] / 1e3
+        assert row["nvsym"]["floor_us"] == pytest.approx(max(floor, memory))
 
 
 # Another library that fails in a way of its own, on one PE only, at each stage.

@@ -147,7 +147,7 @@ def command_line(document):
     options = document["options"]
     words = [document["bench"]]
     for key, value in options.items():
-        if value in (None, False) or key in ("backend", "batches", "local", "first", "budget", "op"):
+        if value in (None, False) or key in ("backend", "batches", "local", "first", "budget", "op", "reference"):
             continue
         if isinstance(value, list):
             value = ",".join(value)

@@ -16,7 +16,6 @@ __all__ = ["Bench", "describe_machine"]
 ON_HOST = ("mpi4py", "shmem4py", "numpy")
 ON_GPUS = ("nccl", "nvshmem", "nvshmem4py", "torch", "cuda")
 
-_REFERENCE = 256 << 20  # bytes of the copies that give the rates of memory and links
 _SPARE = 64 << 20
 
 
@@ -32,13 +31,15 @@ class Bench:
     backend : {"host", "auto", "nvshmem"}
     largest : int
         Bytes of the largest row, on GPUs.
+    reference : int
+        Bytes of the copies of `references`, on GPUs.
     algorithms : sequence of str
         Of allreduce, compared with the first that is asked for; on GPUs and host.
     **sampling
         For `Sampler` or `GpuSampler`.
     """
 
-    def __init__(self, peers, heap_size, *, backend="host", largest=0, algorithms=(), **sampling):
+    def __init__(self, peers, heap_size, *, backend="host", largest=0, reference=0, algorithms=(), **sampling):
         from mpi4py import MPI
 
         import nvsym
@@ -50,7 +51,8 @@ class Bench:
             agree(self.comm, open_nccl)  # before NVSHMEM finds another one; where there is none, NcclCases says so
         # Every library that works on the symmetric heap has a source and a destination of its own there.
         users = 2 + len(algorithms) + ("cuda" in peers) + 2 * ("nvshmem4py" in peers)
-        on_gpus = users * 2 * largest + 4 * _REFERENCE + _SPARE
+        on_gpus = users * 2 * largest + 2 * reference + _SPARE
+        self.reference = reference
         self.context = nvsym.init(backend=backend, heap_size=_heap_for(self.comm, backend, heap_size, on_gpus))
         self.n_pes = nvsym.n_pes()
         self.is_first = nvsym.my_pe() == 0
@@ -199,7 +201,7 @@ class Bench:
         if not self.on_gpus:
             return {}
         float32, found = np.dtype(np.float32), {}
-        shape = Shape(_REFERENCE // 4, float32)
+        shape = Shape(max(1, self.reference // 4), float32)
 
         def fastest(cases, **how):
             series, _ = self.sampler.measure(cases, **how)
@@ -207,7 +209,7 @@ class Bench:
 
         copies, reason = agree(self.comm, lambda: CudaCases(self.gpu))
         if reason is None:
-            _, reason = agree(self.comm, lambda: copies.prepare(_REFERENCE, float32))
+            _, reason = agree(self.comm, lambda: copies.prepare(shape.nbytes, float32))
         if reason is None:
             cases, reason = agree(self.comm, lambda: copies.device_copy(shape))
             seconds = fastest(cases) if reason is None else None

@@ -175,7 +175,7 @@ def _run(command, options):
         peers = {"copy": ["cuda", "numpy"], "overhead": ["nvshmem", "cuda"]}.get(command, [])
     bench = Bench(
         peers, 4 * largest + (64 << 20), backend=options.backend, largest=max(largest, _OVERHEAD_BYTES),
-        algorithms=algorithms, **sampling,
+        reference=getattr(options, "reference", 0), algorithms=algorithms, **sampling,
     )  # fmt: skip
     try:
         if options.vs is None:

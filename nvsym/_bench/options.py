@@ -172,6 +172,11 @@ def make_parser(command):
             "--graph", nargs="?", choices=("no", "only", "both"), const="only", default="no",
             help="the calls inside a CUDA graph of several, or both ways (default: no; --graph alone: only)",
         )  # fmt: skip
+    if command in ("allreduce", "put", "get"):
+        parser.add_argument(
+            "--reference", type=_size, default="256M", metavar="SIZE",
+            help="on GPUs, of the copies that give the rates of memory and links (default: 256M)",
+        )  # fmt: skip
     if command == "atomics":
         parser.add_argument("--op", choices=ATOMICS, action="append", help="only this one; may be repeated")
     if command == "init":

@@ -375,6 +375,16 @@ CALL(cuCtxGetDevice, AFTER_INIT, (CUdevice *device), (device), "%d", device ? *d
 
 /* ---- entry points ------------------------------------------------------------------------------------------------------- */
 
+/* NVRTC asks a driver that it finds in the process for private tables, and crashes where there is no such function: with this
+ * answer it does without them. */
+API CUresult cuGetExportTable(const void **table, const void *identifier);
+API CUresult cuGetExportTable(const void **table, const void *identifier)
+{
+    (void)identifier;
+    *table = NULL;
+    return NOT_FOUND;
+}
+
 API CUresult cuGetProcAddress(const char *symbol, void **function, int version, u64 flags, int *found);
 API CUresult cuGetProcAddress(const char *symbol, void **function, int version, u64 flags, int *found)
 {
