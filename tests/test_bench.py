@@ -20,7 +20,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 HOST = ROOT / "benchmarks" / "host.py"
 REPORT = ROOT / "benchmarks" / "gpu" / "report.py"
 SUITE = ROOT / "benchmarks" / "gpu" / "suite.py"
-SIMULATED = ROOT / "tests" / "simulated_gpu" / "build.py"
 
 # Several command lines in one job: each prints what it prints, then a line with its status.
 MANY = """\
@@ -414,10 +413,12 @@ def load(path, name):
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """The environment of a PE that has a simulated GPU and NVSHMEM, which reduces."""
-    libraries = load(SIMULATED, "simulated_gpu_build").build(tmp_path_factory.mktemp("simulated_gpu"))
-    return {**libraries, "NVSYM_ALLREDUCE_ALGORITHM": "nvshmem"}
+def machine():
+    """The environment of PEs that share a simulated GPU under MPS, with an NVSHMEM that reduces."""
+    from nvsym import simulator
+
+    shared = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "NVSYM_ALLREDUCE_ALGORITHM": "nvshmem"}
+    return simulator.environment(devices=1, mps=1) | shared
 
 
 SMALL = [*SIZED, "--reference", "1M"]
