@@ -307,6 +307,24 @@ def test_wrong_result_on_one_pe_is_seen_on_all(ctx):
     assert series.as_dict()["correct"] is False
 
 
+def test_a_switch_against_multicast_is_one_of_all_libraries_on_all_pes(mpirun):
+    code = """
+import os
+from mpi4py import MPI
+from nvsym._bench.bench import forbid_multicast
+names = ("NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_NVLS_ENABLE")
+for name in names:
+    os.environ.pop(name, None)
+forbid_multicast(MPI.COMM_WORLD)
+assert not any(name in os.environ for name in names)
+if MPI.COMM_WORLD.rank == 1:
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+forbid_multicast(MPI.COMM_WORLD)
+print([os.environ[name] for name in names])
+"""
+    assert mpirun(2, code, env={"NVSYM_DISABLE_MULTICAST": "0"}).pe_stdout == ["['1', '1', '0']\n"] * 2
+
+
 @pytest.mark.pes(2)
 def test_what_fails_on_one_pe_fails_on_all(ctx):
     from mpi4py import MPI

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from .. import _settings
 from .data import Shape
 from .sampling import PeerUnavailableError, Sampler, agree, best
 
-__all__ = ["Bench", "describe_machine"]
+__all__ = ["Bench", "describe_machine", "forbid_multicast"]
 
 ON_HOST = ("mpi4py", "shmem4py", "numpy")
 ON_GPUS = ("nccl", "nvshmem", "nvshmem4py", "torch", "cuda")
@@ -45,6 +46,7 @@ class Bench:
         import nvsym
 
         self.comm = MPI.COMM_WORLD
+        forbid_multicast(self.comm)
         if backend != "host" and {"nccl", "torch"} & set(peers):
             from .nccl_cases import open_nccl
 
@@ -253,6 +255,16 @@ class Bench:
             self._others(lambda library: library.close(), {})
             self.gpu.close()
         self.context.finalize()
+
+
+def forbid_multicast(comm):
+    """Where a switch of one library forbids multicast on one PE, set those of all libraries on all PEs; collective.
+
+    Each library obeys its own switch only, and a multicast object of any of them can put shared GPUs out of service.
+    """
+    if any(comm.allgather(_settings.multicast_switch())):
+        os.environ["NVSHMEM_DISABLE_NVLS"] = os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
 
 
 def _heap_for(comm, backend, on_host, on_gpus):

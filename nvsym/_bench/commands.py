@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _settings
 from .._names import choose
-from .bench import Bench, describe_machine
+from .bench import Bench, describe_machine, forbid_multicast
 from .data import ATOMICS, Shape
 from .gpu_sampling import GPU_METHOD
 from .init import INIT_METHOD, measure_init
@@ -316,6 +316,7 @@ def _init(options):
 
     comm = MPI.COMM_WORLD
     _check_files(comm, options)
+    forbid_multicast(comm)
     gpus = options.backend != "host" and nvsym.SHMEMContext.number_of_devices() > 0
     peers = options.vs if options.vs is not None else (["nvshmem"] if gpus else [])
     found, unavailable = measure_init(comm, options.backend, peers, options.heap, options.rounds, options.first)

@@ -97,14 +97,19 @@ class Nvshmem4pyCases(GpuCases):
         core, pe, stream, signal = self.core, self.right, self.stream, self.signal
         put, put_signal, quiet, as_set = core.put, core.put_signal, core.quiet, core.SignalOp.SIGNAL_SET
 
-        def plain():
-            put(dest, source, pe, stream)
-            quiet(stream)
-
-        def signalled():
-            put_signal(dest, source, signal, 1, as_set, pe, stream)
-            quiet(stream)
-
+        plain = PlainLoop(
+            "put(dest, source, pe, stream); quiet(stream)",
+            put=put,
+            quiet=quiet,
+            dest=dest,
+            source=source,
+            pe=pe,
+            stream=stream,
+        )
+        signalled = PlainLoop(
+            "put_signal(dest, source, signal, 1, as_set, pe, stream); quiet(stream)", put_signal=put_signal, quiet=quiet,
+            dest=dest, source=source, signal=signal, as_set=as_set, pe=pe, stream=stream,
+        )  # fmt: skip
         return [
             self._case(
                 signalled if shape.signal else plain, variant="Buffer", at=int(dest.handle), shape=shape,
@@ -117,7 +122,7 @@ class Nvshmem4pyCases(GpuCases):
         get, pe, stream = self.core.get, self.right, self.stream
         return [
             self._case(
-                lambda: get(dest, source, pe, stream), variant="Buffer", at=int(dest.handle), shape=shape,
+                PlainLoop("get(dest, source, pe, stream)", get=get, dest=dest, source=source, pe=pe, stream=stream), variant="Buffer", at=int(dest.handle), shape=shape,
                 expected=("pattern", self.right),
             )
         ]  # fmt: skip
@@ -129,14 +134,17 @@ class Nvshmem4pyCases(GpuCases):
         reduce, world, op, stream = self.core.reduce, _WORLD, shape.op, self.stream
         return [
             self._case(
-                lambda: reduce(world, dest, source, op, stream), variant="CuPy array", at=int(dest.data.ptr), shape=shape,
+                PlainLoop(
+                    "reduce(world, dest, source, op, stream)", reduce=reduce, world=world, dest=dest, source=source, op=op,
+                    stream=stream,
+                ), variant="CuPy array", at=int(dest.data.ptr), shape=shape,
                 expected=self._reduced(shape),
             )
         ]  # fmt: skip
 
     def barrier(self, shape: Shape):
         barrier, stream = self.core.barrier_all, self.stream
-        return [self._case(lambda: barrier(stream))]
+        return [self._case(PlainLoop("barrier(stream)", barrier=barrier, stream=stream))]
 
     def overhead(self, name, shape: Shape):
         core, pe, stream, signal = self.core, self.right, self.stream, self.signal

@@ -9,7 +9,7 @@ from typing import Any
 from ..dtypes import as_dtype
 from .data import Shape
 from .gpu_cases import GpuCases
-from .sampling import PeerUnavailableError, agree
+from .sampling import PeerUnavailableError, PlainLoop, agree
 
 __all__ = ["TorchCases"]
 
@@ -167,11 +167,8 @@ class TorchCases(GpuCases):
         part = self.out[: shape.count]
         reduce = self.torch.distributed.all_reduce
 
-        def call():
-            reduce(part)
-
         return self._case(
-            self._on_stream(call), variant="torch.distributed", at=part.data_ptr(), shape=shape,
+            self._on_stream(PlainLoop("reduce(part)", reduce=reduce, part=part)), variant="torch.distributed", at=part.data_ptr(), shape=shape,
             expected=self._reduced(shape), reset=self._copied(part, shape), in_place=True, graphs=False,
         )  # fmt: skip
 
@@ -180,11 +177,10 @@ class TorchCases(GpuCases):
         part, out = self.tensor[: shape.count], self.out[: shape.count]
         one_shot, two_shot = ops.one_shot_all_reduce_out, ops.two_shot_all_reduce_
 
-        def call_one_shot():
-            one_shot(part, "sum", group, out)
-
-        def call_two_shot():
-            two_shot(part, "sum", group)
+        call_one_shot = PlainLoop(
+            "one_shot(part, 'sum', group, out)", one_shot=one_shot, part=part, group=group, out=out
+        )
+        call_two_shot = PlainLoop("two_shot(part, 'sum', group)", two_shot=two_shot, part=part, group=group)
 
         def reset():
             self.gpu.copy(part.data_ptr(), self.master.data_ptr(), shape.nbytes)
