@@ -204,6 +204,7 @@ bench)
             [ "$of" -le "$n_gpus" ] || die "$configuration: there are $n_gpus GPUs"
             CUDA_VISIBLE_DEVICES=$(cut -d, -f"1-$of" <<<"$all_gpus")
             suite "benchmark, a PE on each of $of GPUs" "$of" no gpus "gpus$of"
+            suite "init, $of GPUs, NVSHMEM first" "$of" no peer-first "gpus$of"
             CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
             ;;
         *) die "no configuration $configuration of bench; there are 1, 2, 4, gpus, gpus2, gpus4 ..." ;;
@@ -215,9 +216,9 @@ bench)
 esac
 
 echo
-printf '%-26s %-10s %6s  %s\n' configuration result seconds "last line"
+printf '%-36s %-10s %6s  %s\n' configuration result seconds "last line"
 for row in "${rows[@]}"; do
     IFS='|' read -r name result closing seconds <<<"$row"
-    printf '%-26s %-10s %6s  %s\n' "$name" "$result" "$seconds" "$closing"
+    printf '%-36s %-10s %6s  %s\n' "$name" "$result" "$seconds" "$closing"
 done
 exit $failed

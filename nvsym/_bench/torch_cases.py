@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's allreduce: torch.distributed over NCCL, and the kernels of its symmetric memory."""
 
+import atexit
 import datetime
 import os
 import socket
@@ -93,6 +94,7 @@ class TorchCases(GpuCases):
             device = self.torch.device("cuda", self.gpu.ordinal)
             self.torch.distributed.init_process_group("nccl", timeout=limit, device_id=device)
         _group.append(self.torch.distributed.group.WORLD)
+        atexit.register(self.torch.distributed.destroy_process_group)
 
     def describe(self):
         symmetric = f"; no symmetric memory: {self.why_no_symmetric}" if self.why_no_symmetric else ""
