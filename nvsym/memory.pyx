@@ -142,9 +142,13 @@ cdef class Buffer:
     def nbytes(self):
         return self.num_elements * self.itemsize
 
-    def _data_ptr(self):
+    def unsafe_ptr(self):
+        """The address of the first element, as an int, for kernels and other libraries; it keeps nothing alive."""
         self.check()
         return <size_t> self.ptr
+
+    def _data_ptr(self):
+        return self.unsafe_ptr()
 
     def view(self, dtype, shape=None):
         """The same bytes as another element type and shape.

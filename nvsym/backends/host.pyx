@@ -269,6 +269,7 @@ cdef class HostBackend(Backend):
              else "all PEs are on one node"),
             ("core_for_each_pe", shared_cores >= s.n_local,
              f"{s.n_local} PEs on {shared_cores} cores: a waiting PE polls {s.spin} times before it yields"),
+            ("mpi_takes_buffers", True, "buffers are host memory: MPI calls take them as they are"),
             ("multicast", False, "host memory has no multicast"),
             ("symmetric_pool", False, "host memory has no multicast"),
         ]

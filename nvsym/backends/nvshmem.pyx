@@ -17,6 +17,7 @@ import time
 
 from .. import _driver, _nvshmem
 from .._facts import facts_of, pool_capability
+from .._mpi_gpu import takes_gpu_memory
 from .._settings import format_size, parse_size
 from ..backend import ALGORITHMS
 from ..dtypes import DTYPES, OPS, REDUCIBLE
@@ -320,12 +321,14 @@ cdef class NvshmemBackend(Backend):
         if why_multicast is None and nvshmem.nvshmemx_mc_ptr(NVSHMEM_TEAM_WORLD, self.arena_base(0)) == NULL:
             why_multicast = "NVSHMEM has no multicast address for the heap (GPUs, driver or fabric do not support it)"
             self.no_multicast = why_multicast
+        takes, why_takes = takes_gpu_memory()
         self._capabilities = [
             ("peer_memory", len(reachable) == self.n_pes, f"{len(reachable)} of {self.n_pes} PEs are addressable by load and store"),
             ("several_nodes", nodes > 1, f"{nodes} nodes" if nodes > 1 else "all PEs are on one node"),
             ("gpu_of_its_own", not shared, f"{self.sharing} PEs share this GPU" if shared else "no other PE uses this GPU"),
             ("collectives", not self.limited, self.why_limited if self.limited else
              "PEs share GPUs under MPS" if shared else "every PE has a GPU"),
+            ("mpi_takes_buffers", takes, why_takes),
             ("multicast", why_multicast is None, why_multicast or "the heap has a multicast address"),
             ("symmetric_pool", *pool_capability(self.facts)),
         ]
