@@ -9,6 +9,7 @@ PYTHON ?= python3
 MPI ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+TORCH ?= torch==2.13.0+cpu
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -29,7 +30,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
 	@echo
 	@echo "Variables: NP=4 (processes of make run), MPI=mpich or openmpi (default: the first one found),"
-	@echo "PYTHON=python3 (for .venv, and for the GPU targets), PYTEST_ARGS, BENCH_ARGS"
+	@echo "PYTHON=python3 (for .venv, and for the GPU targets), PYTEST_ARGS, BENCH_ARGS, TORCH=torch==2.13.0+cpu"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The environment
@@ -78,6 +79,16 @@ INSTALL = NVSYM_BUILD_EXTENSIONS=0 $(PY) -m pip install --disable-pip-version-ch
 	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
+# What nvsym exchanges memory with, for the tests of that; small enough to install: PyTorch without CUDA. Where one of them cannot
+# be had, its tests say so and are skipped.
+.make/interop: .make/dev pyproject.toml
+	$(call say,installing PyTorch for the CPU and JAX and Numba)
+	@$(PY) -c 'import torch' 2>/dev/null || \
+	    $(PY) -m pip install --disable-pip-version-check --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' || \
+	    echo "== there is no $(TORCH) here: the tests of nvsym.torch will be skipped"
+	@$(PY) -m pip install --disable-pip-version-check jax numba || echo "== no JAX or Numba: their tests will be skipped"
+	@touch $@
+
 # An MPI: the one of the machine, else the wheel.
 .make/mpi-$(or $(MPI),any): .make/package .make/build
 	$(call say,looking for an MPI)
@@ -106,11 +117,11 @@ run: .make/package .make/build .make/mpi-$(or $(MPI),any) ## build, and run the 
 # Tests and checks
 # ----------------------------------------------------------------------------------------------------------------------
 
-test: .make/dev .make/build ## run the test suite, with MPICH
+test: .make/interop .make/build ## run the test suite, with MPICH
 	$(call say,tests with MPICH)
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
-test-openmpi: .make/dev .make/build ## run the test suite with Open MPI
+test-openmpi: .make/interop .make/build ## run the test suite with Open MPI
 	$(call say,tests with Open MPI)
 	@NVSYM_TEST_MPI=openmpi $(PY) -m pytest $(PYTEST_ARGS)
 

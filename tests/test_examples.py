@@ -254,7 +254,8 @@ def test_the_settings_of_the_readme():
 def test_names_and_files_of_the_documents_exist(document):
     text = document.read_text()
     for name in re.findall(r"\bnvsym\.([A-Za-z]\w+)", text):
-        assert hasattr(nvsym, name) or (ROOT / "nvsym" / f"{name}.py").is_file() or name in ("py", "pyx"), name
+        files = [ROOT / "nvsym" / f"{name}.py", ROOT / "nvsym" / name / "__init__.py"]
+        assert hasattr(nvsym, name) or any(file.is_file() for file in files) or name in ("py", "pyx"), name
     for name in re.findall(r"\b([A-Z]\w+Error)\b", text):
         assert hasattr(nvsym, name) or hasattr(builtins, name), name
     for name in re.findall(r"\bNVSYM_\w*\w", text):
