@@ -131,11 +131,12 @@ class BuildExt(build_ext):
         if self.extensions:
             self.cythonize()
         super().run()
-        if self.extensions:
-            self.build_simulator()
+        self.build_simulator()
 
     def simulated(self):
-        """The files of the simulator, by name."""
+        """The files of the simulator, by name; none where only the package is to be registered."""
+        if not self.extensions or not SIMULATOR.is_dir():
+            return {}
         package = ROOT / "nvsym" if self.inplace else Path(self.build_lib) / "nvsym"
         return {name: package / "simulator" / "lib" / name for name in SIMULATED}
 

@@ -40,10 +40,15 @@ def setup_py(tree, *args, **env):
 def tree(tmp_path_factory):
     """A copy of the sources without anything that was built."""
     copy = tmp_path_factory.mktemp("tree") / "nvsym"
-    generated = {p.with_suffix(suffix).name for p in (ROOT / "nvsym").rglob("*.pyx") for suffix in (".c", ".cpp")}
+    generated = {p.with_suffix(suffix) for p in (ROOT / "nvsym").rglob("*.pyx") for suffix in (".c", ".cpp")}
+    built = ROOT / "nvsym" / "simulator" / "lib"
 
     def ignore(folder, names):
-        return [n for n in names if n == "__pycache__" or n.endswith((".so", ".egg-info")) or n in generated]
+        paths = {n: pathlib.Path(folder) / n for n in names}
+        return [
+            n for n, path in paths.items()
+            if n == "__pycache__" or n.endswith((".so", ".egg-info")) or path in generated or path == built
+        ]  # fmt: skip
 
     copy.mkdir()
     for name in ("nvsym", "include"):
@@ -85,7 +90,21 @@ def test_sdist_builds_the_same_package_and_holds_nothing_generated(tree, tmp_pat
     # Nothing was built in the copy: all that is there now is a source.
     assert below(tree, ".pyx", ".pxd", ".pyi", ".py", ".h", ".cuh", ".cu", ".c") <= names
     assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "Makefile"} <= names
-    assert not [n for n in names if n.endswith(".so")]
+    assert not [n for n in names if n.endswith(".so") or ".so." in n]
+    assert "nvsym/simulator/memory.c" in names
+
+
+def test_the_simulator_is_built_into_the_wheel(small, tmp_path):
+    shutil.copytree(ROOT / "nvsym" / "simulator", small / "nvsym" / "simulator", ignore=shutil.ignore_patterns("lib"))
+    setup_py(small, "-q", "bdist_wheel", "--dist-dir", tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+    libraries = {
+        f"nvsym/simulator/lib/{name}" for name in ("libcuda.so.1", "libnvshmem_host.so.3", "nvml/libnvidia-ml.so.1")
+    }
+    assert libraries <= names
+    assert "nvsym/simulator/command.py" in names
 
 
 def test_get_include():

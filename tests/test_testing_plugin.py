@@ -586,6 +586,46 @@ def test_backends_and_nearest_marks_make_the_parameters(run):
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [([], ["test_some[simulator-n2]", "test_any[host-n2]"]),
+     (["--nvsym-backend=host"], ["test_some[_nvsym_job0]", "test_any[host-n2]"]),
+     (["--nvsym-backend=nvshmem,simulator"],
+      ["test_some[nvshmem-n2]", "test_any[nvshmem-n2]", "test_some[simulator-n2]", "test_any[simulator-n2]"])],
+)  # fmt: skip
+def test_a_test_may_name_the_backends_that_it_can_run_on(run, arguments, found):
+    result = run(
+        """
+        @pytest.mark.pes(2, backends=("simulator", "nvshmem"))
+        def test_some(): pass
+        @pytest.mark.pes(2)
+        def test_any(): pass
+        """,
+        *arguments,
+        "--collect-only",
+        "-qq",
+    )
+    nodes = [line.rpartition("::")[2] for line in result.outlines if line.startswith("test_it.py")]
+    assert sorted(nodes) == sorted(name.replace("_nvsym_job0", "NOTSET") for name in found)
+
+
+def test_simulated_gpus(run):
+    run(
+        """
+        @pytest.mark.pes(2, backends=["simulator"])
+        def test_gpus(ctx):
+            import nvsym, numpy as np
+            assert ctx.backend == "nvshmem" and ctx.number_of_devices() == 2
+            b = nvsym.SHMEMBuffer[np.int64].full(3, ctx.my_pe())
+            nvsym.put(b, b, 1 - ctx.my_pe(), stream=nvsym.Stream())
+            nvsym.barrier_all()
+            ctx.device.synchronize()
+        @pytest.mark.pes(2, backends="host")
+        def test_refused(): pass
+        """
+    ).assert_outcomes(passed=1, errors=1)
+
+
 def test_simulated_nodes(run):
     needs_nodes()
     run(

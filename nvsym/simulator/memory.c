@@ -734,6 +734,8 @@ CALL(cuMemFree, UNSAFE, (CUdeviceptr at), (at), "at=%#llx", (unsigned long long)
     range *r = take_range((void *)at, DEVICE, false);
     if (r == NULL)
         return broke(INVALID_VALUE, "cuMemFree: %#llx is not what cuMemAlloc returned", (unsigned long long)at);
+    /* As the driver: what is freed may still be in use by work that was enqueued. */
+    sim_drain();
     sim_account(r->device, -(int64_t)r->size);
     free(r->at);
     free(r);
@@ -759,6 +761,7 @@ CALL(cuMemFreeHost, AFTER_INIT, (void *at), (at), "at=%p", at)
     range *r = take_range(at, HOST, false);
     if (r == NULL)
         return broke(INVALID_VALUE, "cuMemFreeHost: %p is not what cuMemHostAlloc returned", at);
+    sim_drain();
     free(r->at);
     free(r);
     return OK;

@@ -161,6 +161,7 @@ struct stream;
 /* Put an operation on a stream; its argument is copied. In a capture it goes into the graph. */
 CUresult sim_enqueue(void *stream, op_run run, const void *argument, size_t size);
 CUresult sim_wait_stream(void *stream);
+void sim_drain(void);                   /* wait for all streams */
 bool sim_is_capturing(void *stream);
 bool sim_unsafe_now(void);
 void sim_invalidate_captures(void);

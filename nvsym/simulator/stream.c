@@ -373,25 +373,33 @@ bool sim_is_capturing(void *handle)
     return is;
 }
 
-CALL(cuCtxSynchronize, UNSAFE, (void), (), "%s", "")
+/* All that is on streams of a context, or of any. */
+static void drain(const context *of)
 {
-    context *c = sim_current();
-    if (c == NULL)
-        return broke(INVALID_CONTEXT, "cuCtxSynchronize: no context is current in this thread");
     pthread_once(&prepared, prepare);
     pthread_mutex_lock(&lock);
     for (struct stream *s = streams; s; s = s->next)
-        if (s->of == c)
+        if (of == NULL || s->of == of)
             hurry(s, s->enqueued);
     /* A stream may go while this thread waits for another: begin anew after each wait. */
     for (struct stream *s = streams; s;) {
-        if (s->of == c && s->done < s->eager && s->eager <= s->enqueued) {
+        if ((of == NULL || s->of == of) && s->done < s->eager && s->eager <= s->enqueued) {
             wait_for(s, s->eager);
             s = streams;
         } else
             s = s->next;
     }
     pthread_mutex_unlock(&lock);
+}
+
+void sim_drain(void) { drain(NULL); }
+
+CALL(cuCtxSynchronize, UNSAFE, (void), (), "%s", "")
+{
+    context *c = sim_current();
+    if (c == NULL)
+        return broke(INVALID_CONTEXT, "cuCtxSynchronize: no context is current in this thread");
+    drain(c);
     return OK;
 }
 
