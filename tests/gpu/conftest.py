@@ -20,6 +20,8 @@ def machine(monkeypatch):
     """The environment of the PEs and of the programs that tests start: multicast is off, and the GPUs may be simulated ones."""
     monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
     if "nvshmem" not in CHOSEN:
+        # There are tests of a heap that grows, and what they fill is this machine's memory.
+        monkeypatch.setenv("NVSYM_HEAP_SIZE", os.environ.get("NVSYM_HEAP_SIZE") or "256M")
         for name, value in simulator.environment(devices=os.environ.get("NVSYM_SIM_DEVICES") or 4).items():
             monkeypatch.setenv(name, value)
 
