@@ -645,6 +645,36 @@ def test_two_nodes_have_no_common_memory(mpirun):
     assert job.pe_stdout == ["[0, 2]\n", "[1, 3]\n"] * 2
 
 
+LATE = """
+import numpy as np, nvsym, time
+from mpi4py import MPI
+ctx = nvsym.init(backend="nvshmem", heap_size="4M")
+me, n = ctx.my_pe(), ctx.n_pes()
+stream = nvsym.Stream()
+a, b, total = (nvsym.SHMEMBuffer[np.int64].zeros(1000) for _ in range(3))
+a.fill(me + 1, stream=stream)
+nvsym.put(b, a, (me + 1) % n, stream=stream)
+nvsym.allreduce(total, a, stream=stream)
+if WAIT:
+    stream.synchronize()
+MPI.COMM_WORLD.Barrier()
+found = (int(a.to_numpy()[0]), int(b.to_numpy()[999]), int(total.to_numpy()[5]))
+MPI.COMM_WORLD.Barrier()
+print(found == (me + 1, (me - 1) % n + 1, n * (n + 1) // 2), found)
+ctx.device.synchronize()
+"""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_job_that_forgets_to_wait(mpirun, waits):
+    """On late streams the mistake shows on every PE, every time."""
+    job = mpirun(3, LATE.replace("WAIT", str(waits)), env=simulator.environment(devices=3, late=0.5))
+    if waits:
+        assert job.pe_stdout == [f"True ({pe + 1}, {(pe - 1) % 3 + 1}, 6)\n" for pe in range(3)]
+    else:
+        assert job.pe_stdout == ["False (0, 0, 0)\n"] * 3
+
+
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ class Counters:
         File descriptors that the simulator itself holds.
     contexts, device_allocations, host_allocations, registrations, streams, events, graphs, modules : int
     violations : int
-        Calls refused because they broke a rule of the driver, so far.
+        Calls that broke a rule of the driver, so far; nearly all of them are refused.
     misuses : int
         Calls whose effect the driver leaves undefined, so far.
     injected : int

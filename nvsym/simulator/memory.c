@@ -107,6 +107,12 @@ void drop_object(object *o)
         if (!o->imported)
             sim_account(o->device, -(int64_t)o->size);
     } else {
+        int bound = 0;
+        for (int i = 0; i < MAX_BINDS; i++)
+            bound += o->team->binds[i].used && o->team->binds[i].pid == getpid();
+        /* A leak, which the driver bears. What a process that died had bound is not this one's. */
+        if (left == 0 && bound)
+            broke(OK, "the last handle of a multicast object goes while memory is bound to it (%d times)", bound);
         free_view(o->view);
         munmap(o->team, sizeof(control));
     }

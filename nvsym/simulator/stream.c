@@ -56,7 +56,7 @@ struct stream {
     u64 captured, joined;               /* positions in the graph: of the last operation, and of what the origin waited for */
     struct stream *next;
 };
-typedef struct graph { u64 magic; op *head, *tail; u64 n; bool open; } graph;
+typedef struct graph { u64 magic; op *head, *tail; u64 n; } graph;
 typedef struct { u64 magic; op **ops; u64 n; } graph_exec;
 
 typedef struct event {
@@ -285,6 +285,30 @@ static struct stream *resolve(void *handle, const char *what, CUresult *status)
     return NULL;
 }
 
+static void free_ops(op *o)
+{
+    while (o) {
+        op *next = o->next;
+        free(o);
+        o = next;
+    }
+}
+
+/* A capture ends without a graph. It stays itself: events may still name it. */
+static void end_capture(capture *c)
+{
+    for (struct stream *s = streams; s; s = s->next)
+        if (s->in == c)
+            s->in = NULL;
+    captures[c->mode]--;
+    captures_here -= c->mode != MODE_RELAXED;
+    if (c->graph) {
+        free_ops(c->graph->head);
+        free(c->graph);
+        c->graph = NULL;
+    }
+}
+
 bool sim_unsafe_now(void) { return captures[MODE_GLOBAL] > 0 || (captures[MODE_THREAD] > 0 && captures_here > 0); }
 
 void sim_invalidate_captures(void)
@@ -438,7 +462,9 @@ CALL(cuStreamDestroy, AFTER_INIT, (void *handle), (handle), "%p", handle)
     if ((uintptr_t)handle <= 2)
         status = broke(INVALID_VALUE, "cuStreamDestroy: a default stream is not destroyed");
     if (s) {
-        if (s->in)
+        if (s->in && s->in->origin == s)
+            end_capture(s->in);
+        else if (s->in)
             s->in->broken = true;
         /* What is on it runs on; the thread ends after it. */
         s->stopping = true;
@@ -659,7 +685,9 @@ CALL(cuStreamWaitEvent, AFTER_INIT, (void *stream, void *handle, unsigned flags)
     struct stream *s = e ? resolve(stream, "cuStreamWaitEvent", &status) : NULL;
     if (s && e->in) {
         /* The wait takes the stream into the capture, or joins a branch with it. */
-        if (s->in && s->in != e->in)
+        if (e->in->graph == NULL)
+            status = broke(CAPTURED_EVENT, "cuStreamWaitEvent: the event was recorded in a capture that has ended");
+        else if (s->in && s->in != e->in)
             status = broke(CAPTURE_MERGE, "cuStreamWaitEvent: the stream and the event are in two captures");
         else if (s->legacy)
             status = broke(CAPTURE_IMPLICIT, "cuStreamWaitEvent: the legacy default stream cannot be captured");
@@ -703,7 +731,6 @@ CALL(cuStreamBeginCapture, AFTER_INIT, (void *stream, int mode), (stream, mode),
         capture *c = calloc(1, sizeof *c);
         c->graph = calloc(1, sizeof *c->graph);
         c->graph->magic = GRAPH_MAGIC;
-        c->graph->open = true;
         c->origin = s;
         c->mode = mode;
         c->id = ++capture_ids;
@@ -715,15 +742,6 @@ CALL(cuStreamBeginCapture, AFTER_INIT, (void *stream, int mode), (stream, mode),
     }
     pthread_mutex_unlock(&lock);
     return status;
-}
-
-static void free_ops(op *o)
-{
-    while (o) {
-        op *next = o->next;
-        free(o);
-        o = next;
-    }
 }
 
 CALL(cuStreamEndCapture, AFTER_INIT, (void *stream, void **out), (stream, out), "%p", stream)
@@ -742,25 +760,16 @@ CALL(cuStreamEndCapture, AFTER_INIT, (void *stream, void **out), (stream, out), 
         status = broke(CAPTURE_WRONG_THREAD, "cuStreamEndCapture: the capture began in another thread");
     else if (s) {
         status = c->broken ? CAPTURE_INVALIDATED : OK;
-        for (struct stream *other = streams; other; other = other->next)
-            if (other->in == c) {
-                if (status == OK && other != s && other->joined < other->captured)
-                    status = broke(CAPTURE_UNJOINED, "cuStreamEndCapture: a stream that joined the capture did not end in the first one");
-                other->in = NULL;
-            }
-        captures[c->mode]--;
-        captures_here -= c->mode != MODE_RELAXED;
-        c->graph->open = false;
+        for (struct stream *other = streams; other && status == OK; other = other->next)
+            if (other->in == c && other != s && other->joined < other->captured)
+                status = broke(CAPTURE_UNJOINED, "cuStreamEndCapture: a stream that joined the capture did not end in the first one");
+        *out = NULL;
         if (status == OK) {
             *out = c->graph;
+            c->graph = NULL;
             count_graphs++;
-        } else {
-            *out = NULL;
-            free_ops(c->graph->head);
-            free(c->graph);
         }
-        /* `c` stays: events may still name it. */
-        c->graph = NULL;
+        end_capture(c);
     }
     pthread_mutex_unlock(&lock);
     return status;

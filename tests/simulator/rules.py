@@ -507,6 +507,13 @@ def unbind_after_the_memory(d):
     return d.unbind(team, 0)
 
 
+@case(0, "goes while memory is bound")
+def release_of_a_bound_team(d):
+    team, memory = complete(d), d.have(d.create())
+    d.ok(d.bind(team, memory))
+    return d.release(team)
+
+
 @case(1, "multicast granularity")
 def map_of_a_team_unaligned(d):
     return d.map_(d.have(d.reserve(2 * d.STEP)) + d.MIB, complete(d))
@@ -692,6 +699,21 @@ def query_of_a_captured_event(d):
     event = d.event(2)
     d.ok(d.cuda.cuEventRecord(event, stream))
     return d.cuda.cuEventQuery(event)
+
+
+@case(907, "has ended")
+def wait_for_an_ended_capture(d):
+    stream = captured(d, mode=2)
+    event = d.event(2)
+    d.ok(d.cuda.cuEventRecord(event, stream))
+    d.ok(d.cuda.cuStreamEndCapture(stream, ctypes.byref(d.pointer())))
+    return d.cuda.cuStreamWaitEvent(d.stream(), event, 0)
+
+
+@case(0)
+def allocation_after_a_captured_stream_is_gone(d):
+    d.ok(d.cuda.cuStreamDestroy_v2(captured(d)))
+    return d.cuda.cuMemAlloc_v2(ctypes.byref(d.u64()), d.size_t(64))
 
 
 @case(908, "another thread")
