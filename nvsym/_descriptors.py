@@ -60,8 +60,8 @@ class DescriptorExchange:
         self._limit = limit
         self._watch = watch
         self._private = None
-        self._listener = None
-        self._peers = {}
+        self._listener: socket.socket | None = None
+        self._peers: dict[int, socket.socket] = {}
         self._stage = 0
 
     def open(self):
@@ -72,7 +72,9 @@ class DescriptorExchange:
         try:
             self._listener.bind(path)
         except OSError as error:
-            raise NVSymError(f"{path}: no socket can be made there ({error}); NVSYM_SHM_DIR names another folder") from error
+            raise NVSymError(
+                f"{path}: no socket can be made there ({error}); NVSYM_SHM_DIR names another folder"
+            ) from error
         self._listener.listen(self._size + 16)
         return path
 
@@ -95,6 +97,7 @@ class DescriptorExchange:
     def accept(self):
         """Take the connections of the members after this one; others are turned away."""
         deadline = self._deadline()
+        assert self._listener is not None  # open() came before
         while len(self._peers) < self._size - 1:
             missing = [rank for rank in range(self._rank + 1, self._size) if rank not in self._peers]
             self._wait(self._listener, deadline, missing, "connecting")
@@ -195,7 +198,9 @@ class DescriptorExchange:
             if not data:
                 raise PeerExitedError(f"{name} has closed its connection", [] if rank is None else [rank])
             if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-                raise NVSymError(f"{name} sent a descriptor that this process cannot take (limit of open files: ulimit -n?)")
+                raise NVSymError(
+                    f"{name} sent a descriptor that this process cannot take (limit of open files: ulimit -n?)"
+                )
             if len(data) != _MESSAGE.size:
                 raise NVSymError(f"{name} sent a message of {len(data)} bytes")
             magic, token, its_stage, sender = _MESSAGE.unpack(data)

@@ -14,7 +14,17 @@ from . import _driver, _nvml, _settings
 from .errors import NVSymError
 from .multicast import attributes
 
-__all__ = ["DISABLED", "DeviceFacts", "Transport", "facts_of", "has_ended", "pool_capability", "socket_folder", "transport_of", "why_unsupported"]
+__all__ = [
+    "DISABLED",
+    "DeviceFacts",
+    "Transport",
+    "facts_of",
+    "has_ended",
+    "pool_capability",
+    "socket_folder",
+    "transport_of",
+    "why_unsupported",
+]
 
 DISABLED = "disabled by "
 

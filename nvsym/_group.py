@@ -60,7 +60,7 @@ class Group:
         self._rank = self._ranks.index(comm.Get_rank())
 
     def Get_rank(self):
-        """This process's number in the group."""
+        """The number of this process in the group."""
         return self._rank
 
     def Get_size(self):

@@ -14,6 +14,7 @@ the root); exchange that; add the devices; bind the memory; map everything. Wher
 import contextlib
 import os
 import time
+from typing import Any
 
 from . import _facts
 from ._descriptors import TOKEN_BYTES, DescriptorExchange
@@ -56,9 +57,9 @@ class Allocation:
         self._registered = registered
         self._me = agreement.rank
         self._size = agreement.size
-        self._memory = None
-        self._exchange = None
-        self.transport = None
+        self._memory: Any = None
+        self._exchange: Any = None
+        self.transport: Any = None
 
     def run(self):
         """Make the pool's memory; returns it."""

@@ -19,7 +19,7 @@ cdef class Job:
     cdef int             default_algorithm      # of allreduce, by NVSYM_ALLREDUCE_ALGORITHM
     cdef char            reduces[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][ALGO_COUNT + 1]     # known to be possible; last: reducescatter
     cdef list            closers        # called when all PEs have agreed to end the job, before the backend stops
-    cdef list            close_failures # what these could not give back
+    cdef list            close_failures     # what these could not give back
     cdef object          failure        # the exception that this PE is about to end in
 
     cdef int close(self) except -1

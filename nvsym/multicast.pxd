@@ -6,7 +6,7 @@ from .libcuda cimport CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUres
 cdef class Watch:
     cdef readonly str    what       # what is being done, for messages
     cdef readonly double limit      # seconds until a call is reported; 0: never
-    cdef bint            collecting # failures are kept in `failures`, not raised
+    cdef bint            collecting     # failures are kept in `failures`, not raised
     cdef readonly list   failures
     cdef object          current    # (call, place, began), or None
     cdef object          thread

@@ -16,7 +16,9 @@ from nvsym import simulator
 FOLDER = Path(__file__).parent / "pool"
 
 # Where programs that are no files of that folder find its `common`, and nvsym where it is not installed.
-SEARCHED = os.pathsep.join(filter(None, [str(FOLDER), str(Path(nvsym.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+SEARCHED = os.pathsep.join(
+    filter(None, [str(FOLDER), str(Path(nvsym.__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
@@ -28,7 +30,7 @@ def run(mpirun, capsys):
     def run(n, program, *args, devices=8, nodes=1, env=None, timeout=120, **settings):
         env = simulator.environment(devices=devices, **settings) | (env or {})
         job = mpirun(n, FOLDER / program, *map(str, args), nodes=nodes, env=env, timeout=timeout)
-        assert job.pe_stdout[0].splitlines()[-1:] == ["done"] or program in ("faults.py",), job.describe()
+        assert job.pe_stdout[0].splitlines()[-1:] == ["done"] or program == "faults.py", job.describe()
         with capsys.disabled():
             for line in job.stdout.splitlines():
                 if line != "done":
@@ -61,7 +63,15 @@ def test_every_call_fails_on_every_pe(run, nodes, status):
 
 
 @pytest.mark.parametrize(
-    "call", ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMemMap", "cuMemRelease"]
+    "call",
+    [
+        "cuMemCreate",
+        "cuMemImportFromShareableHandle",
+        "cuMulticastAddDevice",
+        "cuMulticastBindMem",
+        "cuMemMap",
+        "cuMemRelease",
+    ],
 )
 def test_pe_that_dies(call, tmp_path):
     from nvsym._launch import find_launcher
@@ -128,7 +138,11 @@ print("done")
 
 # What is missing, as settings of the simulator; what the reason says.
 UNSUPPORTED = {
-    "no multicast on one GPU": ({"attr": "132=0@dev1"}, ["PE 1 on", "GPU 1", "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED"], 1),
+    "no multicast on one GPU": (
+        {"attr": "132=0@dev1"},
+        ["PE 1 on", "GPU 1", "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED"],
+        1,
+    ),
     "no virtual memory": ({"attr": "102=0"}, ["PE 0 on", "VIRTUAL_MEMORY_MANAGEMENT"], 1),
     "no way to share memory": ({"attr": "103=0;128=0"}, ["file descriptors"], 1),
     "a fabric that is not there": ({"fabric_state": 0}, ["PE 0 on", "not supported", "fabric manager"], 1),
@@ -183,7 +197,12 @@ def run_alone(code, **settings):
     env = os.environ | simulator.environment(devices=4, **settings)
     env["PYTHONPATH"] = SEARCHED
     done = subprocess.run(
-        [sys.executable, "-c", "from common import *\n" + code], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", "from common import *\n" + code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -75,7 +75,9 @@ def allreduce(pool, count, name, barrier):
         for start in range(0, padded, 4 * MIB):
             length = min(4 * MIB, padded - start)
             at = address + start * dtype.itemsize
-            simulator.multimem_st(gpu, at, type_, simulator.ld_reduce(gpu, at, type_, "add", length, vector=vector), vector=vector)
+            simulator.multimem_st(
+                gpu, at, type_, simulator.ld_reduce(gpu, at, type_, "add", length, vector=vector), vector=vector
+            )
     barrier()
 
 
@@ -141,7 +143,9 @@ if sys.argv[1:] == ["deferred"]:
             if count:
                 simulator.store(gpu, address, np.resize(pattern(dtype, me), count).view(f"u{dtype.itemsize}"))
             allreduce(pool, count, name, barrier)
-            found = simulator.load(gpu, address, f"u{dtype.itemsize}", count).view(dtype) if count else np.empty(0, dtype)
+            found = (
+                simulator.load(gpu, address, f"u{dtype.itemsize}", count).view(dtype) if count else np.empty(0, dtype)
+            )
         expected = reference(dtype)[:count]
         if TYPES[name][3] is None:
             assert (found == expected).all(), (name, count)

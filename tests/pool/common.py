@@ -5,6 +5,7 @@ import os
 import time
 
 import numpy as np
+import pytest
 
 import nvsym
 from nvsym import pool as pool_module
@@ -63,13 +64,11 @@ def everyone(value):
 
 def raises(error, *texts, call):
     """What `call` raises, which is an `error` with these texts in it."""
-    try:
+    with pytest.raises(error) as caught:
         call()
-    except error as caught:
-        for text in texts:
-            assert text in str(caught), (text, str(caught))
-        return caught
-    raise AssertionError("nothing was raised")
+    for text in texts:
+        assert text in str(caught.value), (text, str(caught.value))
+    return caught.value
 
 
 def fill(pool, device, value, n=64):
@@ -82,6 +81,7 @@ def first_bytes(pool, device, n=64):
 
 def check_views(pool, mine, wait):
     """Each PE (or device) writes its memory, and sees what the others wrote to theirs."""
+
     def number(device):
         return 1 + (device.ordinal if device.pe < 0 else device.pe)
 

@@ -143,7 +143,9 @@ def not_ready_for_a_while():
         drop(Pool.allocate(devices, 100))
         simulator.fail()
         made = (simulator.calls("cuMulticastAddDevice") - tries, simulator.calls("cuMulticastBindMem") - binds)
-        assert made == {"cuMulticastCreate": (1, 1), "cuMulticastAddDevice": (3, 1), "cuMulticastBindMem": (3, 3)}[name], (name, made)
+        assert (
+            made == {"cuMulticastCreate": (1, 1), "cuMulticastAddDevice": (3, 1), "cuMulticastBindMem": (3, 3)}[name]
+        ), (name, made)
         meet()
         assert holdings() == before
 

@@ -2,6 +2,7 @@
 """A driver call that takes long on one PE is reported, keeps no other thread waiting, and does not fail; a PE that never comes is named."""
 
 import io
+import itertools
 import logging
 import threading
 
@@ -28,7 +29,7 @@ for call in ("cuMulticastBindMem", "cuMulticastAddDevice", "cuMemMap", "cuMultic
     drop(pool)
     ended.set()
     ticker.join()
-    longest = max(b - a for a, b in zip(ticks, ticks[1:], strict=False))
+    longest = max(b - a for a, b in itertools.pairwise(ticks))
     assert longest < 0.7, (call, longest)  # the interpreter's lock was free
     if call != "cuMulticastUnbind":
         assert allocated > 0.9  # all wait for the late one
@@ -37,14 +38,22 @@ for call in ("cuMulticastBindMem", "cuMulticastAddDevice", "cuMemMap", "cuMultic
     said = text.getvalue()
     assert (call in said) == (me == 1), (call, said)
     if me == 1:
-        for word in ("SymmetricPool.allocate of 100 bytes", "has been in the driver for", "PE 1 on", "GPU 1", "NVSYM_DRIVER_WATCH"):
+        for word in (
+            "SymmetricPool.allocate of 100 bytes",
+            "has been in the driver for",
+            "PE 1 on",
+            "GPU 1",
+            "NVSYM_DRIVER_WATCH",
+        ):
             assert word in said, said
         assert said.count(call) == 1, said
 
 # PE 0 and PE 1 allocate, and the last PE does not come.
 if me < n - 1:
     began = time.monotonic()
-    error = raises(nvsym.PeerTimeoutError, f"PE {n - 1} on ", "NVSYM_TIMEOUT", call=lambda: Pool.allocate(ctx.devices(), 100))
+    error = raises(
+        nvsym.PeerTimeoutError, f"PE {n - 1} on ", "NVSYM_TIMEOUT", call=lambda: Pool.allocate(ctx.devices(), 100)
+    )
     assert error.pes == (n - 1,) or list(error.pes) == [n - 1], error.pes
     assert time.monotonic() - began < 10
     raises(nvsym.NVSymError, "can no longer agree", "nothing came from", call=lambda: Pool.allocate(ctx.devices(), 100))

@@ -13,7 +13,13 @@ from common import Pool, check_views, driver_calls, drop, holdings, local_device
 n = int(sys.argv[1])
 devices = local_devices(n)
 SIZE = (1 << 20) + 4096
-MULTICAST = ("cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMulticastGetGranularity", "cuMemCreate")
+MULTICAST = (
+    "cuMulticastCreate",
+    "cuMulticastAddDevice",
+    "cuMulticastBindMem",
+    "cuMulticastGetGranularity",
+    "cuMemCreate",
+)
 
 
 def supported():

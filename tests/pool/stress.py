@@ -57,7 +57,13 @@ class State:
             return
         held = simulator.counters().memory()
         simulator.fail(f"{name}:1:401@pe{which[pe % len(which)]}")
-        raises(RuntimeError, name, "401", f"PE {which[pe % len(which)]}", call=lambda: Pool.allocate(self.devices(which), 5000))
+        raises(
+            RuntimeError,
+            name,
+            "401",
+            f"PE {which[pe % len(which)]}",
+            call=lambda: Pool.allocate(self.devices(which), 5000),
+        )
         simulator.fail()
         sweep()
         assert simulator.counters().memory() <= held
@@ -154,7 +160,9 @@ class State:
 
 sets = st.sampled_from(SETS)
 sizes = st.sampled_from([1, 2, 4, 5, 4096, (1 << 21) - 1, 1 << 21, (1 << 21) + 1, (16 << 20) + 3])
-names = st.sampled_from(["cuMemCreate", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMemMap", "cuMemImportFromShareableHandle"])
+names = st.sampled_from(
+    ["cuMemCreate", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMemMap", "cuMemImportFromShareableHandle"]
+)
 steps = st.one_of(
     st.tuples(st.just("allocate"), sets, sizes, st.integers(0, 9)),
     st.tuples(st.just("allocate"), sets, sizes, st.integers(0, 9)),
@@ -171,7 +179,12 @@ base = None
 
 
 @settings(
-    max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(steps, min_size=3, max_size=14))
 def sequence(todo):
@@ -200,5 +213,7 @@ assert simulator.counters().violations == 0, simulator.last_violation()
 assert simulator.counters().misuses == 0, simulator.last_violation()
 nvsym.finalize()
 if me == 0:
-    print(", ".join(f"{count} {name}" for name, count in done.items()), f"on {n} PEs in {time.monotonic() - began:.1f} s")
+    print(
+        ", ".join(f"{count} {name}" for name, count in done.items()), f"on {n} PEs in {time.monotonic() - began:.1f} s"
+    )
 print("done")

@@ -32,14 +32,28 @@ for name, (forbids, _) in SWITCHES.items():
             assert "two GPUs" in text
             # Of this process alone, without and with a mistake in the call.
             for devices in (local_devices(2), local_devices(1), [nvsym.Device(0)] * 2):
-                raises(nvsym.MulticastUnsupportedError, f"disabled by {name}={forbids}", call=lambda d=devices: Pool.allocate(d, 100))
+                raises(
+                    nvsym.MulticastUnsupportedError,
+                    f"disabled by {name}={forbids}",
+                    call=lambda d=devices: Pool.allocate(d, 100),
+                )
             # A wrong argument does not hide it.
-            raises(nvsym.MulticastUnsupportedError, f"disabled by {name}={forbids}", call=lambda: Pool.allocate(local_devices(2), 0))
+            raises(
+                nvsym.MulticastUnsupportedError,
+                f"disabled by {name}={forbids}",
+                call=lambda: Pool.allocate(local_devices(2), 0),
+            )
         error = raises(
-            nvsym.MulticastUnsupportedError, f"disabled by {name}={forbids} on PE {pe}", call=lambda: Pool.allocate(ctx.devices(), 100)
+            nvsym.MulticastUnsupportedError,
+            f"disabled by {name}={forbids} on PE {pe}",
+            call=lambda: Pool.allocate(ctx.devices(), 100),
         )
         assert everyone(str(error)) == [str(error)] * n
-        raises(nvsym.MulticastUnsupportedError, f"disabled by {name}", call=lambda: Pool.allocate(ctx.devices(), 100 if me else -1))
+        raises(
+            nvsym.MulticastUnsupportedError,
+            f"disabled by {name}",
+            call=lambda: Pool.allocate(ctx.devices(), 100 if me else -1),
+        )
         logging.getLogger("nvsym").setLevel(logging.ERROR)
         assert nvsym.MulticastPool.allocate_or_none(ctx.devices(), 100) is None
         os.environ.pop(name, None)
@@ -52,11 +66,16 @@ for i, (name, (forbids, _)) in enumerate(SWITCHES.items()):
     if me == pe:
         os.environ[name] = forbids
     ctx = begin()
-    assert not Pool.is_supported(ctx.devices())
+    devices = ctx.devices()
+    assert not Pool.is_supported(devices)
     assert f"disabled by {name}={forbids}" in Pool.why_unsupported(ctx.devices())
-    multicast = dict((row[0], row[1:]) for row in ctx.capabilities())["multicast"]
+    multicast = {row[0]: row[1:] for row in ctx.capabilities()}["multicast"]
     assert multicast == (False, f"disabled by {name}={forbids} on PE {pe}")
-    raises(nvsym.MulticastUnsupportedError, f"disabled by {name}={forbids} on PE {pe}", call=lambda: Pool.allocate(ctx.devices(), 100))
+    raises(
+        nvsym.MulticastUnsupportedError,
+        f"disabled by {name}={forbids} on PE {pe}",
+        call=lambda devices=devices: Pool.allocate(devices, 100),
+    )
     nvsym.finalize()
     os.environ.pop(name, None)
 
