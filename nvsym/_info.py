@@ -165,6 +165,25 @@ def _job_facts(context, facts):
     )
 
 
+def _pool_capability():
+    """Whether the GPUs that this process sees could share a pool; no multicast call is made."""
+    from .device import Device, number_of_gpus
+    from .pool import SymmetricPool
+
+    try:
+        n = number_of_gpus()
+        reason = "this process sees no usable GPU"
+        if n > 0:
+            reason = SymmetricPool.why_unsupported([Device(i) for i in range(n)])
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a line of the report
+        n, reason = 0, f"{type(error).__name__}: {error}"
+    return {
+        "name": "symmetric_pool_in_process",
+        "available": reason is None,
+        "reason": reason or f"over the {n} GPUs that this process sees",
+    }
+
+
 def _own_facts():
     """What this PE reports, and the context of the job where there is one."""
     import nvsym
@@ -204,6 +223,7 @@ def _own_facts():
             _job_facts(nvsym.init(), facts)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the report is for
             facts["errors"].append(f"init: {type(error).__name__}: {error}")
+    facts["capabilities"].append(_pool_capability())
     facts["warnings"] += [str(warning.message) for warning in caught]
     return facts
 
