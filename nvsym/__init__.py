@@ -57,6 +57,13 @@ def get_include():
     return str(installed if installed.is_dir() else package.parent / "include")
 
 
+def get_cmake_dir():
+    """The directory of nvsymConfig.cmake, for ``nvsym_DIR``: CMake then finds the target nvsym::headers."""
+    from pathlib import Path
+
+    return str(Path(__file__).resolve().parent / "cmake")
+
+
 __all__ = [
     "TEAM_NODE",
     "TEAM_SHARED",
@@ -109,6 +116,7 @@ __all__ = [
     "fence",
     "finalize",
     "get",
+    "get_cmake_dir",
     "get_include",
     "init",
     "is_initialized",

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C interface, as another package sees it: built against the installed wheel in an environment of its own, then run."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+import installed
+import pytest
+
+import nvsym
+
+ROOT = installed.ROOT
+EXAMPLE = ROOT / "examples" / "cimport_extension"
+
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="nvsym is installed, not in a source tree"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The Python of an environment with nvsym's wheel and the example package."""
+    pytest.importorskip("Cython", reason="Cython is not installed")
+    folder = tmp_path_factory.mktemp("installed")
+    python = installed.make_environment(folder / "venv", installed.build_wheel(folder))
+    example = folder / "example"
+    shutil.copytree(
+        EXAMPLE, example, ignore=shutil.ignore_patterns("build", "*.c", "*.so", "__pycache__", "*.egg-info")
+    )
+    installed.pip_install(python, example)
+    return python
+
+
+def launch(python, n, *program, **options):
+    # -I: neither the folder of the tests nor the environment's variables say where nvsym is.
+    command = [python, "-m", "nvsym._launch", "-n", n, "--", *program]
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return installed.run(command, cwd=tempfile.gettempdir(), env={"PATH": path}, **options)
+
+
+#  The example package, against the installed wheel  ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "rows"), [(1, 21), (4, 21), (4, 6)])
+def test_example_package(python, n, rows):
+    output = launch(python, n, "-m", "nvsym_jacobi", "--rows", rows, "--columns", 17, "--steps", 300)
+    assert f"{n} PEs, nvsym from {python.parents[1]}" in output
+    steps = int(re.search(r"^(\d+) steps of ", output, re.MULTILINE)[1])
+    assert steps == 300 if rows == 21 else 0 < steps < 300
+    assert output.endswith("the result is that of one process, bit for bit\n")
+
+
+def test_example_package_notices_what_is_wrong(python):
+    code = """if True:
+        import sys, nvsym_jacobi.__main__ as main
+        alone = main.alone
+        main.alone = lambda grid, steps: alone(grid, steps + 1)
+        sys.argv[1:] = ["--rows", "12", "--columns", "9", "--steps", "20"]
+        sys.exit(main.main())
+    """
+    result = launch(python, 2, "-c", code, check=False)
+    assert result.returncode == 1, result.stderr
+    assert "FAILED: " in result.stdout
+
+
+def test_installed_package_is_complete(python):
+    code = """if True:
+        import pathlib, nvsym
+        package = pathlib.Path(nvsym.__file__).parent
+        print(package)
+        for path in (pathlib.Path(nvsym.get_include()), pathlib.Path(nvsym.get_cmake_dir())):
+            assert path.is_relative_to(package), path
+        for name in ("__init__.pxd", "py.typed", "buffer.pyi", "include/nvsym/nvsym.h", "include/nvsym/api.h",
+                     "cmake/nvsymConfig.cmake", "cmake/nvsymConfigVersion.cmake"):
+            assert (package / name).is_file(), name
+    """
+    assert str(python.parents[1]) in installed.run([python, "-c", code], cwd=tempfile.gettempdir())
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+@pytest.mark.parametrize("where", ["tree", "wheel"])
+def test_cmake(where, request, tmp_path):
+    if where == "wheel":
+        python = request.getfixturevalue("python")
+        folder = installed.run([python, "-c", "import nvsym; print(nvsym.get_cmake_dir())"], cwd=tmp_path).strip()
+    else:
+        folder = nvsym.get_cmake_dir()
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(user C)\nfind_package(nvsym 0.1 REQUIRED)\n"
+        'message(STATUS "found ${nvsym_VERSION}")\nadd_executable(user user.c)\n'
+        "target_link_libraries(user PRIVATE nvsym::headers)\n"
+    )
+    (tmp_path / "user.c").write_text("#include <nvsym/api.h>\nint main(void) { return NVSYM_ABI_MAJOR; }\n")
+    build = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-Dnvsym_DIR={folder}"]
+    assert f"found {nvsym.__version__}" in installed.run(build)
+    installed.run(["cmake", "--build", tmp_path / "build"])
+    result = installed.run([tmp_path / "build" / "user"], check=False)
+    assert result.returncode == compiled_version()[0]
+    text = (tmp_path / "CMakeLists.txt").read_text()
+    (tmp_path / "CMakeLists.txt").write_text(text.replace("nvsym 0.1", "nvsym 99"))
+    result = installed.run(build, check=False)
+    assert result.returncode != 0
+    assert re.search(rf"{nvsym.__version__}", result.stderr), result.stderr
+
+
+#  The functions  --------------------------------------------------------------------------------------------------
+
+
+def compiled_version():
+    text = (pathlib.Path(nvsym.get_include()) / "nvsym" / "api.h").read_text()
+    return tuple(int(re.search(rf"define NVSYM_ABI_{part} (\d+)", text)[1]) for part in ("MAJOR", "MINOR"))
+
+
+def compile_extension(folder, name, source, *flags, language="c"):
+    """Compile a Cython source (or C, if it is a .c file) to an extension module in `folder`."""
+    if source.suffix == ".pyx":
+        c = folder / f"{name}.{language}"
+        cython = [sys.executable, "-m", "cython", "-3", *(["--cplus"] if language == "cpp" else []), "-I", ROOT]
+        installed.run([*cython, source, "-o", c])
+        source = c
+    includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{nvsym.get_include()}"]
+    target = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    compiler = "g++" if language == "cpp" else "gcc"
+    installed.run([compiler, "-shared", "-fPIC", "-O2", *flags, *includes, source, "-o", target])
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory):
+    """The folder of the compiled probe."""
+    pytest.importorskip("Cython", reason="Cython is not installed")
+    folder = tmp_path_factory.mktemp("probe")
+    compile_extension(folder, "probe", pathlib.Path(__file__).parent / "cimport" / "probe.pyx")
+    return folder
+
+
+CHECKS = ["closed", "accessors", "objects", "one_sided", "reductions", "barriers", "errors", "without_gil", "forked"]
+
+
+def run_check(mpirun, probe, name, n, **options):
+    path = os.pathsep.join([str(probe), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": path, **options.pop("env", {})}
+    job = mpirun(n, ROOT / "tests" / "cimport" / "check.py", name, env=env, timeout=120, **options)
+    assert job.pe_stdout == ["done\n"] * n, job.describe()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("name", CHECKS)
+def test_functions(mpirun, probe, name, n):
+    if name == "errors" and n == 1:
+        n = 3  # what another PE hears of an error needs one
+    run_check(mpirun, probe, name, n)
+
+
+@pytest.mark.parametrize("name", ["objects", "one_sided", "reductions", "barriers", "errors"])
+def test_functions_on_two_nodes(mpirun, probe, name):
+    run_check(mpirun, probe, name, 4, nodes=2)
+
+
+def test_waiting(mpirun, probe):
+    run_check(mpirun, probe, "waiting", 2, env={"NVSYM_TIMEOUT": "1.5"})
+
+
+#  What does not fit together  -------------------------------------------------------------------------------------
+
+USER = """
+#include <nvsym/nvsym.h>
+static PyObject *use(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return Py_BuildValue("iiis", nvsym_quiet(NULL), nvsym_n_pes(), nvsym_peer_ptr(self, 0) != NULL, nvsym_last_error());
+}
+static PyObject *fail(PyObject *self, PyObject *unused)
+{
+    (void)self; (void)unused;
+    return nvsym_raise(nvsym_barrier_all(NULL)) ? NULL : PyLong_FromLong(0);
+}
+static PyMethodDef methods[] = {
+    {"use", use, METH_NOARGS, NULL}, {"fail", fail, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "user", NULL, -1, methods, NULL, NULL, NULL, NULL};
+PyMODINIT_FUNC PyInit_user(void)
+{
+#ifndef FORGOTTEN
+    if (nvsym_import())
+        return NULL;
+#endif
+    return PyModule_Create(&module);
+}
+"""
+
+
+def use(folder, code):
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("change", [(1, 0), (-1, 0), (0, 1)])
+def test_another_version_of_the_interface(tmp_path, change):
+    (tmp_path / "user.c").write_text(USER)
+    found = compiled_version()
+    wanted = tuple(a + b for a, b in zip(found, change, strict=True))
+    flags = [f"-DNVSYM_ABI_MAJOR={wanted[0]}", f"-DNVSYM_ABI_MINOR={wanted[1]}"]
+    compile_extension(tmp_path, "user", tmp_path / "user.c", "-Wall", "-Wextra", "-Werror", *flags)
+    result = use(tmp_path, "import user")
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert re.match(
+        rf"ImportError: this extension was built for version {wanted[0]}\.{wanted[1]} of nvsym's C interface, and nvsym "
+        rf"{re.escape(nvsym.__version__)} has version {found[0]}\.{found[1]}; build the extension again",
+        last,
+    ), result.stderr
+
+
+def test_forgotten_import(tmp_path):
+    (tmp_path / "user.c").write_text(USER)
+    compile_extension(tmp_path, "user", tmp_path / "user.c", "-Wall", "-Wextra", "-Werror", "-DFORGOTTEN")
+    result = use(tmp_path, "import user; print(user.use()); user.fail()")
+    assert re.match(r"\(7, 0, 0, 'nvsym_import\(\) has not been called in this extension'\)", result.stdout), (
+        result.stderr
+    )
+    assert result.stderr.strip().endswith("ImportError: nvsym_import() has not been called in this extension")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_header_is_cplusplus(tmp_path):
+    (tmp_path / "user.cpp").write_text(USER)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
+    compile_extension(tmp_path, "user", tmp_path / "user.cpp", *flags, language="cpp")
+    result = use(tmp_path, "import user; print(user.use())")
+    assert re.match(r"\(7, 0, 0, 'there is no job in this process", result.stdout), result.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_cimport_from_cplusplus(tmp_path):
+    pytest.importorskip("Cython", reason="Cython is not installed")
+    source = tmp_path / "user.pyx"
+    source.write_text(
+        "from libc.stdint cimport int64_t\nfrom nvsym cimport *\nimport_nvsym()\n"
+        "def use(SHMEMBuffer b): return <size_t> nvsym_data[int64_t](b) + <size_t> nvsym_data[double](b)\n"
+        "def quiet(): nvsym_check(nvsym_quiet(NULL))\n"
+    )
+    compile_extension(tmp_path, "user", source, "-std=c++17", language="cpp")
+    result = use(tmp_path, "import user; user.quiet()")
+    assert result.stderr.strip().splitlines()[-1].startswith("nvsym.errors.NotInitializedError: there is no job")
+
+
+def test_a_type_that_no_buffer_has_does_not_compile(tmp_path):
+    pytest.importorskip("Cython", reason="Cython is not installed")
+    source = tmp_path / "wrong.pyx"
+    source.write_text("from nvsym cimport SHMEMBuffer, nvsym_data\ndef f(SHMEMBuffer b):\n    nvsym_data[object](b)\n")
+    cython = [sys.executable, "-m", "cython", "-3", "-I", ROOT, source, "-o", tmp_path / "wrong.c"]
+    result = installed.run(cython, check=False)
+    assert result.returncode != 0
+    assert "wrong.pyx:3" in result.stderr
+    assert "ot in fused type" in result.stderr
