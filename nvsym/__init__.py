@@ -48,7 +48,7 @@ TEAM_NODE = PREDEFINED["TEAM_NODE"]
 TEAM_SHARED = PREDEFINED["TEAM_SHARED"]
 
 
-def get_include():
+def get_include() -> str:
     """The directory of nvsym's C and CUDA headers, for the include path of a compiler."""
     from pathlib import Path
 
@@ -57,7 +57,7 @@ def get_include():
     return str(installed if installed.is_dir() else package.parent / "include")
 
 
-def get_cmake_dir():
+def get_cmake_dir() -> str:
     """The directory of nvsymConfig.cmake, for ``nvsym_DIR``: CMake then finds the target nvsym::headers."""
     from pathlib import Path
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from .buffer import SHMEMBuffer
@@ -9,26 +10,27 @@ from .choice import AllreduceChoice
 from .stream import StreamLike
 from .team import Team
 
+_S = TypeVar("_S", bound=np.generic)
 _Op: TypeAlias = Literal["sum", "prod", "min", "max", "and", "or", "xor"]
 _Algorithm: TypeAlias = Literal["auto", "one_shot", "two_shot", "multimem", "nvshmem", "mpi"]
 
 def broadcast(
-    dest: SHMEMBuffer[Any],
-    source: SHMEMBuffer[Any],
-    root: int,
+    dest: SHMEMBuffer[_S],
+    source: SHMEMBuffer[_S],
+    root: SupportsIndex,
     *,
     team: Team | None = None,
     stream: StreamLike = None,
 ) -> None: ...
 def fcollect(
-    dest: SHMEMBuffer[Any], source: SHMEMBuffer[Any], *, team: Team | None = None, stream: StreamLike = None
+    dest: SHMEMBuffer[_S], source: SHMEMBuffer[_S], *, team: Team | None = None, stream: StreamLike = None
 ) -> None: ...
 def alltoall(
-    dest: SHMEMBuffer[Any], source: SHMEMBuffer[Any], *, team: Team | None = None, stream: StreamLike = None
+    dest: SHMEMBuffer[_S], source: SHMEMBuffer[_S], *, team: Team | None = None, stream: StreamLike = None
 ) -> None: ...
 def reduce(
-    dest: SHMEMBuffer[Any],
-    source: SHMEMBuffer[Any],
+    dest: SHMEMBuffer[_S],
+    source: SHMEMBuffer[_S],
     op: _Op = "sum",
     *,
     team: Team | None = None,
@@ -36,8 +38,8 @@ def reduce(
     algorithm: _Algorithm = "auto",
 ) -> None: ...
 def reducescatter(
-    dest: SHMEMBuffer[Any],
-    source: SHMEMBuffer[Any],
+    dest: SHMEMBuffer[_S],
+    source: SHMEMBuffer[_S],
     op: _Op = "sum",
     *,
     team: Team | None = None,

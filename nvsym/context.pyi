@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex, TypeVar, overload
 
+import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
@@ -11,6 +12,8 @@ from .device import Device
 from .heap import Heap
 from .memory import HostBuffer
 from .stream import Stream, StreamLike
+
+_S = TypeVar("_S", bound=np.generic)
 
 class SHMEMContext:
     def __init__(
@@ -37,8 +40,11 @@ class SHMEMContext:
     def capabilities(self) -> list[tuple[str, bool, str]]: ...
     def barrier_all(self, stream: StreamLike = None) -> None: ...
     def synchronize(self) -> None: ...
-    def enqueue_create_buffer(self, dtype: npt.DTypeLike, n: int) -> SHMEMBuffer[Any]: ...
-    def enqueue_create_host_buffer(self, dtype: npt.DTypeLike, n: int) -> HostBuffer: ...
+    @overload
+    def enqueue_create_buffer(self, dtype: type[_S] | np.dtype[_S], n: SupportsIndex) -> SHMEMBuffer[_S]: ...
+    @overload
+    def enqueue_create_buffer(self, dtype: npt.DTypeLike, n: SupportsIndex) -> SHMEMBuffer[Any]: ...
+    def enqueue_create_host_buffer(self, dtype: npt.DTypeLike, n: SupportsIndex) -> HostBuffer: ...
     def enqueue_function(
         self,
         kernel: Any,

@@ -5,6 +5,9 @@ Where Python has an exception for a mistake (`TypeError`, `ValueError`, `BufferE
 a subclass of it; everything else descends from `NVSymError`.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 __all__ = [
     "BackendError",
     "CollectiveError",
@@ -58,11 +61,13 @@ class CollectiveError(NVSymError):
 class PeerError(NVSymError):
     """Base of the errors that another PE causes. `pes` lists the world numbers of those PEs where they are known."""
 
-    def __init__(self, message, pes=()):
+    pes: tuple[int, ...]
+
+    def __init__(self, message: str, pes: Iterable[int] = ()) -> None:
         super().__init__(message)
         self.pes = tuple(pes)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type["PeerError"], tuple[Any, ...]]:
         return (type(self), (self.args[0], self.pes))
 
 

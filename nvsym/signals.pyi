@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -10,16 +10,16 @@ def put_signal(
     dest: SHMEMBuffer[Any],
     source: Any,
     signal: SHMEMBuffer[np.uint64],
-    value: int,
-    pe: int,
+    value: SupportsIndex,
+    pe: SupportsIndex,
     *,
     op: Literal["set", "add"] = "set",
     stream: StreamLike = None,
 ) -> None: ...
 def signal_op(
     signal: SHMEMBuffer[np.uint64],
-    value: int,
-    pe: int,
+    value: SupportsIndex,
+    pe: SupportsIndex,
     *,
     op: Literal["set", "add"] = "set",
     stream: StreamLike = None,
@@ -27,7 +27,7 @@ def signal_op(
 def signal_wait_until(
     signal: SHMEMBuffer[np.uint64],
     cmp: Literal["eq", "ne", "gt", "le", "lt", "ge"],
-    value: int,
+    value: SupportsIndex,
     *,
     stream: StreamLike = None,
 ) -> None: ...

@@ -248,15 +248,15 @@ class CompletedJob:
         Seconds from the launch to the end.
     """
 
-    args: list
+    args: list[str]
     returncode: int
     stdout: str
     stderr: str
-    pe_stdout: list
-    pe_stderr: list
+    pe_stdout: list[str]
+    pe_stderr: list[str]
     elapsed: float
 
-    def describe(self):
+    def describe(self) -> str:
         """The command, its status and its whole output, as text for a failure."""
         return (
             f"command: {' '.join(self.args)}\nexit status: {self.returncode} after {self.elapsed:.1f} s\n"

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# Not run: each marked line is an error to a type checker, and no other line is.
+import numpy as np
+
+import nvsym
+from nvsym import SHMEMBuffer
+
+a = SHMEMBuffer[np.float32](10)
+b = SHMEMBuffer[np.float64](10)
+c: SHMEMBuffer[np.int32] = SHMEMBuffer[np.float32](10)  # error
+SHMEMBuffer[np.float32]("ten")  # error
+SHMEMBuffer[int](10)  # error
+a[3]  # error
+nvsym.allreduce(a, b)  # error
+nvsym.allreduce(a, a, "mean")  # error
+nvsym.put(np.zeros(10), a, 1)  # error
+nvsym.put(a, b, "one")  # error
+nvsym.put_signal(a, a, a, 1, 0)  # error
+nvsym.signal_wait_until(SHMEMBuffer[np.uint64](1), "above", 1)  # error
+nvsym.barrier_all(stream="stream")  # error
+nvsym.init(backend="cuda")  # error
+nvsym.Stream().handle = 3  # error
