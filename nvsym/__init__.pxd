@@ -93,7 +93,8 @@ cdef extern from "nvsym/nvsym.h":
     ctypedef class nvsym.Team [object nvsym_Team, check_size ignore]:
         pass
 
-    # SymmetricPool: not there yet.
+    ctypedef class nvsym.SymmetricPool [object nvsym_SymmetricPool, check_size ignore]:
+        cdef size_t byte_size       # on each device
 
     int import_nvsym "nvsym_import"() except -1
     int nvsym_raise(int status) except -1
@@ -101,6 +102,8 @@ cdef extern from "nvsym/nvsym.h":
     void *nvsym_buffer_data(object buffer, int dtype, size_t *count) except NULL
     int nvsym_stream_of(object stream, nvsym_stream_t *raw) except -1
     int nvsym_team_of(object team, nvsym_team_t *raw) except -1
+    void *nvsym_pool_unicast(object pool, object device) except NULL
+    void *nvsym_pool_multicast(object pool) except NULL
 
 cdef extern from "nvsym/nvsym.h" nogil:
     int    nvsym_my_pe() noexcept

@@ -35,6 +35,7 @@ cdef extern from "nvsym/api.h" nogil:
 cdef struct Functions:
     void *       ctx            # NULL: there is no job
     void *       world          # nvsym_team of TEAM_WORLD
+    int          algorithm      # of an allreduce that names none
     nvsym_direct direct
     bint   (*symmetric)(void *ctx, const void *ptr, size_t nbytes) noexcept nogil
     void * (*peer_ptr)(void *ctx, const void *ptr, int pe) noexcept nogil
@@ -46,10 +47,10 @@ cdef struct Functions:
     int    (*signal_wait)(void *ctx, uint64_t *sig, int cmp, uint64_t value, void *stream, Status *status) noexcept nogil
     int    (*quiet)(void *ctx, void *stream, Status *status) noexcept nogil
     int    (*barrier)(void *ctx, nvsym_team_t team, bint complete, void *stream, Status *status) noexcept nogil
-    int    (*reduce)(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
-                     Status *status) noexcept nogil
+    int    (*reduce)(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count,
+                     int algorithm, void *stream, Status *status) noexcept nogil
     # This PE's part of a reduction failed before it began, for the reason in the status: tell the others.
-    void   (*fail_reduce)(void *ctx, nvsym_team_t team, void *stream, const Status *status) noexcept nogil
+    void   (*fail_reduce)(void *ctx, nvsym_team_t team, int algorithm, void *stream, const Status *status) noexcept nogil
 
 # Kinds of collective calls, as they are announced and named in messages.
 cdef enum Collective:
@@ -153,7 +154,7 @@ cdef class Backend:
     cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
                            void *stream, object keep) except -1
     cdef object why_no_reduce(self, int dtype, int op, int algorithm)       # None, or why it cannot be done
-    cdef int functions(self, Functions *functions) except -1        # all but `world`; valid until `stop`
+    cdef int functions(self, Functions *functions) except -1        # all but `world` and `algorithm`; valid until `stop`
     cdef object why_no_reducescatter(self, int dtype, int op)
     # (algorithm, why, {algorithm: when}) of what `reduce` does with an algorithm that can be used; moves nothing.
     cdef tuple explain_reduce(self, TeamData team, int dtype, int op, size_t count, int algorithm, bint in_place)

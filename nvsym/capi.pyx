@@ -13,8 +13,10 @@ from .dtypes import DTYPES
 
 from .backend cimport Functions, nvsym_direct, nvsym_team_t
 from .buffer cimport SHMEMBuffer
+from .device cimport Device
 from .job cimport current_job, job_functions
 from .memory cimport Buffer
+from .pool cimport SymmetricPool
 from .rma cimport bad_type, job_stream
 from .status cimport (
     STATUS_ARGUMENT, STATUS_BACKEND, STATUS_CLOSED, STATUS_OK, STATUS_TEXT, Status, raise_status, status_of, status_text)
@@ -74,6 +76,8 @@ cdef extern from "nvsym/nvsym.h":
         void *       (*buffer_data)(void *object, int dtype, size_t *count) except NULL
         int          (*stream_of)(void *object, void **stream) except -1
         int          (*team_of)(void *object, nvsym_team_t *team) except -1
+        void *       (*pool_unicast)(void *pool, void *device) except NULL
+        void *       (*pool_multicast)(void *pool) except NULL
 
     # What nvsym.h shows of the objects.
     ctypedef struct nvsym_SHMEMBuffer:
@@ -91,8 +95,8 @@ cdef extern from "nvsym/nvsym.h":
     ctypedef struct nvsym_Stream:
         void * ptr
 
-    ctypedef struct nvsym_Team:
-        void * name
+    ctypedef struct nvsym_SymmetricPool:
+        size_t byte_size
 
 cdef size_t SIZES[NVSYM_DTYPE_COUNT]
 for _element in DTYPES:
@@ -308,9 +312,9 @@ cdef int c_allreduce(nvsym_team_t team, void *dest, const void *source, size_t c
     state = begin_wait()
     failed = check_operands(f, <const char *> dest, <const char *> source, count, dtype, op, status)
     if failed:
-        f.fail_reduce(f.ctx, team, stream, status)
+        f.fail_reduce(f.ctx, team, f.algorithm, stream, status)
     else:
-        failed = f.reduce(f.ctx, team, dtype, op, dest, source, count, stream, status)
+        failed = f.reduce(f.ctx, team, dtype, op, dest, source, count, f.algorithm, stream, status)
     end_wait(state)
     return outcome(failed, status)
 
@@ -403,6 +407,22 @@ cdef int c_team_of(void *obj, nvsym_team_t *team) except -1:
     return 0
 
 
+cdef SymmetricPool as_pool(void *obj):
+    if not isinstance(<object> obj, SymmetricPool):
+        raise TypeError(f"pool: expected a SymmetricPool, not {type(<object> obj).__name__}")
+    return <SymmetricPool> obj
+
+
+cdef void *c_pool_unicast(void *pool, void *device) except NULL:
+    if not isinstance(<object> device, Device):
+        raise TypeError(f"device: expected a Device, not {type(<object> device).__name__}")
+    return as_pool(pool).unicast_ptr(<Device> device)
+
+
+cdef void *c_pool_multicast(void *pool) except NULL:
+    return as_pool(pool).multicast_ptr()
+
+
 cdef nvsym_api _table
 cdef bytes _version = __version__.encode()
 _table.abi_major, _table.abi_minor, _table.version = NVSYM_ABI_MAJOR, NVSYM_ABI_MINOR, _version
@@ -413,6 +433,7 @@ _table.signal_wait_until, _table.fence, _table.quiet = c_signal_wait_until, c_qu
 _table.barrier, _table.sync, _table.allreduce = c_barrier, c_sync, c_allreduce
 _table.stream_synchronize, _table.last_error = c_stream_synchronize, c_last_error
 _table.raise_, _table.buffer_data, _table.stream_of, _table.team_of = c_raise, c_buffer_data, c_stream_of, c_team_of
+_table.pool_unicast, _table.pool_multicast = c_pool_unicast, c_pool_multicast
 
 _api = PyCapsule_New(&_table, b"nvsym.capi._api", NULL)
 
@@ -425,13 +446,15 @@ def _check_layouts():
     cdef SHMEMBuffer buffer = SHMEMBuffer.__new__(SHMEMBuffer)
     cdef Buffer plain = Buffer.__new__(Buffer)
     cdef Stream stream = Stream.__new__(Stream)
+    cdef SymmetricPool pool = SymmetricPool.__new__(SymmetricPool)
     cdef nvsym_SHMEMBuffer *b = <nvsym_SHMEMBuffer *> <void *> buffer
     cdef nvsym_Buffer *p = <nvsym_Buffer *> <void *> plain
     cdef nvsym_Stream *s = <nvsym_Stream *> <void *> stream
+    cdef nvsym_SymmetricPool *q = <nvsym_SymmetricPool *> <void *> pool
     if not (&b.ptr == &buffer.ptr and &b.count == &buffer.count and &b.item == &buffer.item
             and &b.type_id == &buffer.type_id and &p.num_elements == &plain.num_elements
             and &p.itemsize == &plain.itemsize and &p.readonly == <int *> &plain.readonly and &p.ptr == &plain.ptr
-            and &s.ptr == &stream.ptr):
+            and &s.ptr == &stream.ptr and &q.byte_size == &pool.byte_size):
         raise ImportError("nvsym/nvsym.h describes other objects than this nvsym has: it is damaged, install it again")
     if sizeof(Status) > NVSYM_LAST_STATUS_BYTES:
         raise ImportError("nvsym/capi.pyx has no room for a Status")

@@ -106,6 +106,7 @@ cdef int publish(Job job, TeamData world) except -1:
     """Give the C interface the functions of a job that has begun."""
     job.backend.functions(&_functions)
     _functions.world = &world.record
+    _functions.algorithm = job.default_algorithm
     return 0
 
 

@@ -40,7 +40,7 @@ def build_wheel(folder):
         shutil.copy2(ROOT / name, tree / name)
     # Where build_ext puts what it builds; it builds nothing that is newer than its sources.
     library = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    modules = sorted((tree / "nvsym").rglob("*.so"))
+    modules = sorted((tree / "nvsym").rglob("*.so*"))
     assert modules, "nvsym is not built in place"
     for module in modules:
         target = library / module.relative_to(tree)
@@ -62,7 +62,7 @@ def make_environment(folder, *wheels):
     python = folder / "bin" / "python"
     pip_install(python, *wheels)
     site = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
-    others = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    others = [path for path in sys.path if pathlib.Path(path).name in ("site-packages", "dist-packages")]
     (pathlib.Path(site) / "tests-of-nvsym.pth").write_text("".join(f"{path}\n" for path in others))
     return python
 

@@ -14,6 +14,7 @@ import installed
 import pytest
 
 import nvsym
+import nvsym.simulator
 
 ROOT = installed.ROOT
 EXAMPLE = ROOT / "examples" / "cimport_extension"
@@ -162,6 +163,16 @@ def test_functions(mpirun, probe, name, n):
 @pytest.mark.parametrize("name", ["objects", "one_sided", "reductions", "barriers", "errors"])
 def test_functions_on_two_nodes(mpirun, probe, name):
     run_check(mpirun, probe, name, 4, nodes=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["closed", "accessors", "objects", "one_sided", "reductions", "barriers", "errors", "pools"]
+)
+def test_functions_on_simulated_gpus(mpirun, probe, name):
+    if name == "pools":
+        pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    env = {"NVSYM_BACKEND": "nvshmem", **nvsym.simulator.environment(2)}
+    run_check(mpirun, probe, name, 2, env=env)
 
 
 def test_waiting(mpirun, probe):

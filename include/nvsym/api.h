@@ -89,6 +89,8 @@ typedef struct nvsym_api {
     void *(*buffer_data)(void *object, int dtype, size_t *count);
     int (*stream_of)(void *object, nvsym_stream_t *stream);
     int (*team_of)(void *object, nvsym_team_t *team);
+    void *(*pool_unicast)(void *pool, void *device);
+    void *(*pool_multicast)(void *pool);
 } nvsym_api;
 
 #endif

@@ -242,6 +242,17 @@ NVSYM_UNUSED static int nvsym_team_of(PyObject *object, nvsym_team_t *team)
     return nvsym_imported() ? nvsym_api_->team_of(object, team) : -1;
 }
 
+/* The address of a Device's memory in a SymmetricPool, and that of the multicast object: for kernels. NULL with an exception. */
+NVSYM_UNUSED static void *nvsym_pool_unicast(PyObject *pool, PyObject *device)
+{
+    return nvsym_imported() ? nvsym_api_->pool_unicast(pool, device) : NULL;
+}
+
+NVSYM_UNUSED static void *nvsym_pool_multicast(PyObject *pool)
+{
+    return nvsym_imported() ? nvsym_api_->pool_multicast(pool) : NULL;
+}
+
 /* ---- the objects: what may be read of them, by offset. Anything else of them is nvsym's own. ------------------------------ */
 
 typedef struct nvsym_SHMEMBuffer {
@@ -268,6 +279,11 @@ typedef struct nvsym_Stream {
     PyObject *device;
     void *ptr; /* the raw stream */
 } nvsym_Stream;
+
+typedef struct nvsym_SymmetricPool {
+    PyObject_HEAD void *vtab;
+    size_t byte_size; /* on each device */
+} nvsym_SymmetricPool;
 
 typedef struct nvsym_Team {
     PyObject_HEAD void *vtab;

@@ -127,7 +127,6 @@ cdef struct HostState:
     int       spin
     char *    heap          # this PE's
     size_t    heap_bytes
-    int       algorithm     # of an allreduce that names none
     size_t    one_shot      # bytes up to which an allreduce takes one meeting of the PEs and copies more
     int64_t   limit         # nanoseconds that a wait may last; 0: no limit
     bint      several_nodes
@@ -261,7 +260,6 @@ cdef class HostBackend(Backend):
             s.spin = SPIN if shared_cores >= s.n_local else SPIN_SHORT
         s.one_shot = ONE_SHOT if shared_cores >= s.n_local else ONE_SHOT_SHARED
         s.limit = <int64_t> (settings["NVSYM_TIMEOUT"] * 1e9)
-        s.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
         self._capabilities = [
             ("peer_memory", s.n_local > 1, f"{s.n_local} PEs share a segment on this node" if s.n_local > 1
              else "no other PE is on this node"),
@@ -1295,15 +1293,15 @@ cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, St
     return start(run_collective, &op, stream, status)
 
 
-cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
-                  Status *status) noexcept nogil:
+cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
+                  void *stream, Status *status) noexcept nogil:
     cdef HostOp o
     o.host, o.team = <HostState *> ctx, <TeamState *> team.state
-    o.kind, o.pe, o.op, o.dtype, o.count, o.algorithm = COLL_REDUCE, 0, op, dtype, count, o.host.algorithm
+    o.kind, o.pe, o.op, o.dtype, o.count, o.algorithm = COLL_REDUCE, 0, op, dtype, count, algorithm
     o.nbytes, o.dest, o.src, o.complete = count * SIZES[dtype], <char *> dest, <const char *> src, False
     if nvsym_host_reduce(dtype, op) == NULL or o.algorithm == ALGO_MULTIMEM or o.algorithm == ALGO_NVSHMEM:
         if no_reducer(&o, status):
-            c_fail_reduce(ctx, team, stream, status)
+            c_fail_reduce(ctx, team, algorithm, stream, status)
             return -1
     return start(run_collective, &o, stream, status)
 
@@ -1325,11 +1323,11 @@ cdef struct FailOp:
     char   reason[144]
 
 
-cdef void c_fail_reduce(void *ctx, nvsym_team_t team, void *stream, const Status *status) noexcept nogil:
+cdef void c_fail_reduce(void *ctx, nvsym_team_t team, int algorithm, void *stream, const Status *status) noexcept nogil:
     cdef FailOp fail
     cdef Status unused
     fail.op.host, fail.op.team, fail.op.kind = <HostState *> ctx, <TeamState *> team.state, COLL_REDUCE
-    fail.op.algorithm = fail.op.host.algorithm
+    fail.op.algorithm = algorithm
     snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
     start_sized(run_fail_words, &fail.op, sizeof(FailOp), stream, &unused)
 

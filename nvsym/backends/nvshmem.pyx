@@ -60,6 +60,7 @@ cdef enum:
     GRANULE    = 512 << 20      # what NVSHMEM's heap grows by, unless NVSHMEM_CUMEM_GRANULARITY says otherwise
     HEADROOM   = 256 << 20      # left to NVSHMEM's own buffers and to the context
     AMO_COUNT  = 8
+    MAX_SPANS  = 256            # arenas that the C interface knows
 
 _AMO_NAMES = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
 
@@ -69,6 +70,11 @@ cdef size_t LARGEST_HEAP            = <size_t> 256 << 30
 cdef size_t LARGEST_HEAP_BEFORE_3_5 = <size_t> 128 << 30
 
 cdef bint _failed = False   # an initialisation of this process
+
+
+cdef struct Span:
+    size_t start
+    size_t nbytes
 
 
 cdef class NvshmemTeam(TeamData):
@@ -88,6 +94,8 @@ cdef class NvshmemBackend(Backend):
     cdef CUstream    main               # the context's stream
     cdef object      main_stream
     cdef list        arenas             # (address, bytes)
+    cdef Span        spans[MAX_SPANS]   # the same without the GIL; n_spans is written last
+    cdef int         n_spans
     cdef bint        mps
     cdef bint        limited            # PEs share a GPU without MPS: no collectives but the barriers of all PEs
     cdef str         why_limited
@@ -99,7 +107,6 @@ cdef class NvshmemBackend(Backend):
     cdef str         no_multicast
     cdef list        _capabilities
     cdef int         sharing            # PEs on this GPU
-    cdef int         algorithm          # of an allreduce that names none
     cdef int64_t *   far                # NVSYM_FAR for each PE
     cdef nvshmemx_uniqueid_t uid        # NVSHMEM keeps a pointer to it
     cdef CUmodule    amo_module
@@ -114,7 +121,6 @@ cdef class NvshmemBackend(Backend):
     cdef int start(self, Agreement agreement, object settings, size_t heap_size, object device) except -1:
         self.name = "nvshmem"
         self.my_pe, self.n_pes = agreement.rank, agreement.size
-        self.algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
         self.arenas = []
         self._check_bootstrap(agreement)
         self._open(agreement)
@@ -342,6 +348,7 @@ cdef class NvshmemBackend(Backend):
             self._free(address)
         self.arenas = []
         self.gpu.after_drain = None
+        self.n_spans = 0
         if self.kernels is not None:
             for kernels in (self.kernels, self.exchange):
                 self._free(<size_t> (<AllreduceKernels> kernels).workspace)
@@ -484,6 +491,9 @@ cdef class NvshmemBackend(Backend):
                                        "NVSHMEM_SYMMETRIC_SIZE bounds the heap")
         agreement.vote("allocating an arena of the symmetric heap", error)
         self.arenas.append((<size_t> address, nbytes))
+        if self.n_spans < MAX_SPANS:
+            self.spans[self.n_spans].start, self.spans[self.n_spans].nbytes = <size_t> address, nbytes
+            self.n_spans += 1
 
     cdef int grow(self, Agreement agreement, size_t nbytes) except -1:
         error = None
@@ -996,7 +1006,13 @@ cdef int use(void *ctx, Status *status) noexcept with gil:
 
 
 cdef bint c_symmetric(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
-    return nvshmem.nvshmem_ptr(ptr, (<NvshmemBackend> ctx).my_pe) != NULL
+    cdef int i
+    cdef size_t offset
+    for i in range((<NvshmemBackend> ctx).n_spans):
+        offset = <size_t> ptr - (<NvshmemBackend> ctx).spans[i].start    # of an address below it: a large one
+        if offset <= (<NvshmemBackend> ctx).spans[i].nbytes and nbytes <= (<NvshmemBackend> ctx).spans[i].nbytes - offset:
+            return True
+    return False
 
 
 cdef void *c_peer_ptr(void *ctx, const void *ptr, int pe) noexcept nogil:
@@ -1070,24 +1086,24 @@ cdef int barrier(void *ctx, void *team, bint complete, void *stream, Status *sta
         return -1
 
 
-cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
-                  Status *status) noexcept nogil:
+cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
+                  void *stream, Status *status) noexcept nogil:
     ready(ctx, &stream)
-    return reduce(ctx, team.state, dtype, op, dest, src, count, stream, status)
+    return reduce(ctx, team.state, dtype, op, dest, src, count, algorithm, stream, status)
 
 
-cdef int reduce(void *ctx, void *team, int dtype, int op, void *dest, const void *src, size_t count, void *stream,
+cdef int reduce(void *ctx, void *team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm, void *stream,
                 Status *status) noexcept with gil:
     cdef NvshmemBackend backend = backend_of(ctx)
     try:
-        reason = backend.why_no_reduce(dtype, op, backend.algorithm)
+        reason = backend.why_no_reduce(dtype, op, algorithm)
         if reason is not None:
             raise ValueError(reason)
-        return backend.reduce(<NvshmemTeam> team, dtype, op, dest, src, count, backend.algorithm, stream, None)
+        return backend.reduce(<NvshmemTeam> team, dtype, op, dest, src, count, algorithm, stream, None)
     except BaseException as error:
         status_of(status, error)
         return -1
 
 
-cdef void c_fail_reduce(void *ctx, nvsym_team_t team, void *stream, const Status *status) noexcept nogil:
+cdef void c_fail_reduce(void *ctx, nvsym_team_t team, int algorithm, void *stream, const Status *status) noexcept nogil:
     pass    # the others have enqueued their part already

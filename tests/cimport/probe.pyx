@@ -96,6 +96,14 @@ def buffer_fields(Buffer b not None):
     return <size_t> b.ptr, b.num_elements, b.itemsize
 
 
+def pool_field(SymmetricPool p not None):
+    return p.byte_size
+
+
+def pool_addresses(pool, device):
+    return <size_t> nvsym_pool_unicast(pool, device), <size_t> nvsym_pool_multicast(pool)
+
+
 def stream_field(Stream s not None):
     return <size_t> s.ptr
 
