@@ -156,8 +156,13 @@ bench-gpu: ## measure the NVSHMEM backend
 # Files
 # ----------------------------------------------------------------------------------------------------------------------
 
-dist: .make/dev ## build the sdist and the wheel into dist/
+# The wheel runs where the C library is not older than that of this machine; auditwheel finds out which manylinux that is, and that
+# nothing else is needed.
+dist: .make/dev ## build the sdist and a manylinux wheel into dist/
+	@rm -rf dist
 	@$(PY) -m build --no-isolation
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl
+	@rm dist/*-linux_*.whl
 	@ls -l dist
 
 # A .c file beside a .pyx is Cython's; the others are ours.

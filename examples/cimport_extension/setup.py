@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the extension. All that it needs of nvsym is the path of the headers; Cython finds the .pxd of the package itself."""
 
-import nvsym
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+import nvsym
 
 jacobi = Extension(
     "nvsym_jacobi._jacobi",

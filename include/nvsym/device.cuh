@@ -224,6 +224,13 @@ __device__ __forceinline__ u32 load_acquire(const u32 *p)
     return v;
 }
 
+__device__ __forceinline__ u64 load_acquire(const u64 *p)
+{
+    u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
 __device__ __forceinline__ void store_release(u32 *p, u32 v)
 {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");

@@ -46,6 +46,11 @@ inline u32 load_acquire(const u32 *p)
     emulated::leave();
     return *p;
 }
+inline u64 load_acquire(const u64 *p)
+{
+    emulated::leave();
+    return *p;
+}
 inline void store_release(u32 *p, u32 v)
 {
     emulated::maybe_leave();
