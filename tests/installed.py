@@ -38,7 +38,9 @@ def build_wheel(folder):
     shutil.copytree(ROOT / "include", tree / "include")
     for name in FILES:
         shutil.copy2(ROOT / name, tree / name)
-    # Where build_ext puts what it builds; it builds nothing that is newer than its sources.
+    # Where build_ext puts what it builds; it builds nothing that is newer than its sources, and these than theirs.
+    for source in (tree / "nvsym").rglob("*.pyx"):
+        os.utime(source.with_suffix(".c"))
     library = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     modules = sorted((tree / "nvsym").rglob("*.so*"))
     assert modules, "nvsym is not built in place"
