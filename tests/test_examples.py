@@ -250,16 +250,27 @@ def test_the_settings_of_the_readme():
             assert SETTINGS[name].parse(default.strip("`")) == SETTINGS[name].default
 
 
+@functools.cache
+def names_of_headers():
+    """The constants and macros of C."""
+    text = "".join(path.read_text() for path in (ROOT / "include" / "nvsym").iterdir())
+    return set(re.findall(r"\bNVSYM_\w*\w", text))
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_and_files_of_the_documents_exist(document):
     text = document.read_text()
     for name in re.findall(r"\bnvsym\.([A-Za-z]\w+)", text):
         files = [ROOT / "nvsym" / f"{name}.py", ROOT / "nvsym" / name / "__init__.py"]
-        assert hasattr(nvsym, name) or any(file.is_file() for file in files) or name in ("py", "pyx"), name
+        assert hasattr(nvsym, name) or any(file.is_file() for file in files) or name in ("py", "pyx", "cuh"), name
     for name in re.findall(r"\b([A-Z]\w+Error)\b", text):
         assert hasattr(nvsym, name) or hasattr(builtins, name), name
     for name in re.findall(r"\bNVSYM_\w*\w", text):
-        assert name in SETTINGS or name.startswith(("NVSYM_TEST_", "NVSYM_BENCH_", "NVSYM_BUILD_")), name
+        assert (
+            name in SETTINGS
+            or name in names_of_headers()
+            or name.startswith(("NVSYM_TEST_", "NVSYM_BENCH_", "NVSYM_BUILD_"))
+        ), name
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
         if "://" not in target:

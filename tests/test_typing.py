@@ -111,7 +111,7 @@ ADDED = re.compile(
     r"is a disjoint base at runtime|\.__buffer__ is not present|\.__class_getitem__ is not present|\.__\w+_cython__ "
 )
 # Methods for other modules of nvsym, and constructors that only raise.
-INTERNAL = {"Team.subset", "Team.why_not", "Team.__init__", "Buffer.__init__"}
+INTERNAL = {"Team.subset", "Team.why_not", "Team.__init__", "Buffer.__init__", "SymmetricPool.__init__"}
 
 
 def public_names():
@@ -123,11 +123,12 @@ def public_names():
             yield ("nvsym.buffer" if name == "SHMEMBuffer" else module), value.__name__
 
 
-def test_stubs_say_what_the_package_is():
+def test_stubs_say_what_the_package_is(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
-    result = run(
-        sys.executable, "-m", "mypy.stubtest", "nvsym", "--concise", "--mypy-config-file", ROOT / "pyproject.toml"
-    )
+    # Mistakes in the modules themselves are for mypy, which `make lint` runs.
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nignore_errors = True\nignore_missing_imports = True\n")
+    result = run(sys.executable, "-m", "mypy.stubtest", "nvsym", "--concise", "--mypy-config-file", config)
     assert "not checking stubs" not in result.stdout + result.stderr, result.stdout + result.stderr
     public = {f"{module}.{name}" for module, name in public_names()}
     assert "nvsym.buffer.SHMEMBuffer" in public
