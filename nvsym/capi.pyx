@@ -392,12 +392,7 @@ cdef void *c_buffer_data(void *obj, int dtype, size_t *count) except NULL:
 
 
 cdef int c_stream_of(void *obj, void **stream) except -1:
-    cdef object given = <object> obj
-    if given is None:
-        current_job()
-        stream[0] = NULL
-        return 0
-    return job_stream(current_job(), given, stream)
+    return job_stream(current_job(), <object> obj, stream)
 
 
 cdef int c_team_of(void *obj, nvsym_team_t *team) except -1:

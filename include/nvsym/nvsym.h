@@ -229,8 +229,8 @@ NVSYM_UNUSED static void *nvsym_buffer_data(PyObject *buffer, int dtype, size_t 
     return nvsym_imported() ? nvsym_api_->buffer_data(buffer, dtype, count) : NULL;
 }
 
-/* The stream of a `stream=` argument of Python: None, an int, a Stream, a stream of another library. 0, or -1 with an
- * exception. */
+/* The stream of a `stream=` argument of Python: None (that of the context), an int, a Stream, a stream of another library. It
+ * can be given to CUDA, too: on the NVSHMEM backend it is not NULL. 0, or -1 with an exception. */
 NVSYM_UNUSED static int nvsym_stream_of(PyObject *object, nvsym_stream_t *stream)
 {
     return nvsym_imported() ? nvsym_api_->stream_of(object, stream) : -1;

@@ -93,6 +93,7 @@ def objects(ctx):
     stream = nvsym.Stream()
     assert probe.stream_field(stream) == stream.handle != 0
     assert probe.stream_field(ctx.stream) == ctx.stream.handle
+    assert [probe.stream_handle(s) for s in (None, ctx.stream, stream)] == [ctx.stream.handle] * 2 + [stream.handle]
     raises(TypeError, probe.quiet, "stream")
     assert probe.team_fields(None) == (me, n, list(range(n)))
     team = nvsym.TEAM_WORLD.split_strided(n - 1, -1, n) if n > 1 else nvsym.TEAM_WORLD.split_strided(0, 1, 1)

@@ -187,6 +187,10 @@ def raw_stream_put(size_t dest, size_t source, size_t nbytes, int pe, size_t str
     return nvsym_put(<void *> dest, <void *> source, nbytes, pe, <void *> stream)
 
 
+def stream_handle(stream=None):
+    return <size_t> stream_of(stream)
+
+
 def fence(stream=None):
     return nvsym_fence(stream_of(stream))
 

@@ -25,7 +25,12 @@ pool = Pool.allocate(devices, 100)
 made = collections.Counter(simulator.call_counts())
 made.subtract(counts)
 drop(pool)
-sites = [(pe, name, k) for pe, calls in enumerate(everyone(+made)) for name in sorted(calls) for k in range(1, calls[name] + 1)]
+sites = [
+    (pe, name, k)
+    for pe, calls in enumerate(everyone(+made))
+    for name in sorted(calls)
+    for k in range(1, calls[name] + 1)
+]
 assert sites == everyone(sites)[0]
 
 slowest = 0.0
@@ -59,5 +64,7 @@ assert simulator.counters().violations == 0, simulator.last_violation()
 assert simulator.counters().misuses == 0, simulator.last_violation()
 if me == 0:
     kinds = sorted({name for _, name, _ in sites})
-    print(f"{len(sites)} cases: every call site ({len(sites) / n:.1f} calls per PE, {len(kinds)} functions) on each of {n} PEs, "
-          f"status {STATUS}; the slowest failed after {slowest:.2f} s")
+    print(
+        f"{len(sites)} cases: every call site ({len(sites) / n:.1f} calls per PE, {len(kinds)} functions) on each of {n} PEs, "
+        f"status {STATUS}; the slowest failed after {slowest:.2f} s"
+    )
