@@ -77,6 +77,7 @@ def test_wheel_has_what_a_cimport_user_needs(tree, tmp_path):
     headers = {f"nvsym/{name}" for name in below(tree, ".h", ".cuh") if name.startswith("include/")}
     assert headers
     assert headers <= names
+    assert {f"nvsym/cmake/{name}.cmake" for name in ("nvsymConfig", "nvsymConfigVersion")} <= names
     assert not [n for n in names if n.endswith((".pyx", ".c", ".cpp")) and not n.startswith("nvsym/simulator/")]
     assert f"\nVersion: {nvsym.__version__}\n" in metadata
     assert "[pytest11]\nnvsym = nvsym.testing" in entry_points
@@ -92,6 +93,18 @@ def test_sdist_builds_the_same_package_and_holds_nothing_generated(tree, tmp_pat
     assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "Makefile"} <= names
     assert not [n for n in names if n.endswith(".so") or ".so." in n]
     assert "nvsym/simulator/memory.c" in names
+    # The wheel of the sdist is that of the tree.
+    wheels = []
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    for source in (tree, unpacked):
+        folder = tmp_path / f"wheel-{len(wheels)}"
+        setup_py(source, "-q", "bdist_wheel", "--dist-dir", folder, NVSYM_BUILD_EXTENSIONS="0")
+        (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as file:
+            wheels.append({name: file.getinfo(name).CRC for name in file.namelist() if not name.endswith("RECORD")})
+    assert wheels[0] == wheels[1]
 
 
 def test_the_simulator_is_built_into_the_wheel(small, tmp_path):
