@@ -85,6 +85,9 @@ def _tell_all(text, me, n):
         return bytes(shared.to_numpy()).rstrip(b"\0").decode()
 
 
+os.register_at_fork(after_in_child=_folders.clear)
+
+
 @atexit.register
 def _remove_folders():
     for folder in _folders:

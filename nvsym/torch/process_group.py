@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from typing import Any
 
@@ -602,6 +603,10 @@ class ProcessGroup(dist.ProcessGroup):
         """End the group without the others."""
         _alive.discard(self)
         self._line.close()
+
+
+# A forked child, such as a loader of data, has no part in the groups.
+os.register_at_fork(after_in_child=_alive.clear)
 
 
 @atexit.register
