@@ -17,7 +17,9 @@ def test_every_type_is_copied(ctx):
         if element.dlpack is None:
             continue
         random = np.random.default_rng(element.id)
-        values = random.integers(0, 2 if element.name == "bool" else 256, 40 * element.itemsize, np.uint8).view(element.numpy)
+        values = random.integers(0, 2 if element.name == "bool" else 256, 40 * element.itemsize, np.uint8).view(
+            element.numpy
+        )
         b = SHMEMBuffer[element.numpy].from_numpy(values)
         assert b.__dlpack_device__() == (2, ctx.device.ordinal)
         copied = SHMEMBuffer.from_dlpack(b)

@@ -11,6 +11,9 @@ import nvsym
 from nvsym import SHMEMBuffer
 from nvsym.dtypes import DTYPES
 
+# JAX would take most of the GPU's memory, and each PE has a JAX.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 if not torch.cuda.is_available():
     pytest.skip("this PyTorch sees no GPU", allow_module_level=True)
