@@ -46,9 +46,7 @@ def main():
         right = (me + 1) % n
         stream = cupy.cuda.Stream(non_blocking=True)
         blocks = nvsym.SHMEMBuffer[np.float32].zeros(n * args.count)
-        table = nvsym.SHMEMBuffer[np.uint64].from_numpy(
-            np.array([blocks.peer(pe).unsafe_ptr() for pe in range(n)], np.uint64)
-        )
+        table = blocks.peer_pointers()
         with stream:
             mine = cupy.from_dlpack(blocks)  # the memory itself
             mine[me * args.count : (me + 1) * args.count] = block_of(me, args.count)

@@ -45,8 +45,7 @@ def main():
         device = torch.device("cuda", ctx.device.ordinal) if on_gpu else torch.device("cpu")
         stream = torch.cuda.Stream(device) if on_gpu else None
         source = nvsym.SHMEMBuffer[np.float32](args.count)
-        peers = np.array([source.peer(pe).unsafe_ptr() for pe in range(n)], np.int64)
-        table = torch.from_numpy(peers).to(device)
+        table = nvsym.torch.tensor(source.peer_pointers()).view(torch.int64)
         torch.manual_seed(me)
         with torch.cuda.device(device) if on_gpu else torch.no_grad(), torch.cuda.stream(stream):
             nvsym.torch.tensor(source).normal_()
