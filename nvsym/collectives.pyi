@@ -14,6 +14,7 @@ _S = TypeVar("_S", bound=np.generic)
 _Op: TypeAlias = Literal["sum", "prod", "min", "max", "and", "or", "xor"]
 _Algorithm: TypeAlias = Literal["auto", "one_shot", "two_shot", "multimem", "nvshmem", "mpi"]
 
+def refuse(error: Exception, *, team: Team | None = None, stream: StreamLike = None) -> None: ...
 def broadcast(
     dest: SHMEMBuffer[_S],
     source: SHMEMBuffer[_S],

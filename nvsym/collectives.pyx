@@ -13,7 +13,7 @@ from .choice import AllreduceChoice
 from .dtypes import OPS, as_dtype, as_op
 
 from .backend cimport (
-    ALGO_AUTO, ALGO_COUNT, COLL_ALLTOALL, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
+    ALGO_AUTO, ALGO_COUNT, COLL_ALLTOALL, COLL_BARRIER, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
 from .buffer cimport SHMEMBuffer, as_buffer
 from .job cimport current_job
 from .rma cimport bad_type, job_stream
@@ -34,6 +34,14 @@ cdef int fail(object team, int kind, object error, object stream, int algorithm=
             ptr = t.job.backend.stream.ptr      # the stream itself was the bad argument
         t.job.backend.fail(t.data, kind, algorithm, f"{type(error).__name__}: {error}", ptr)
     raise error
+
+
+def refuse(error, *, team=None, stream=None):
+    """Take no part in the next call on a team because of `error`: tell the other members, where the backend can, and raise it.
+
+    For calls that are made of these and find a bad argument before the first of them.
+    """
+    fail(team, COLL_BARRIER, error, stream)
 
 
 @cython.final

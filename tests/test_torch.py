@@ -402,7 +402,21 @@ def test_errors(ctx, group):
     work = dist.all_reduce(torch.ones(3 + me), async_op=True)
     with pytest.raises(RuntimeError, match="different calls"):
         work.get_future().wait()
-    # What is wrong on every rank alike is said at once.
+    # A call that is bad on one rank only: the others are told why.
+    for bad, error, words in (
+        (lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()), TypeError, "layout"),
+        (lambda: dist.all_reduce(torch.empty(3, dtype=torch.bits8)), TypeError, "bits8"),
+        (lambda: dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG), TypeError, "AVG"),
+        (lambda: dist.all_gather([torch.empty(4)] * n, torch.ones(3)), ValueError, "tensor_list"),
+        (lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND, async_op=True).wait(), TypeError, "op: "),
+    ):
+        if me == 0:
+            with pytest.raises(error, match=words):
+                bad()
+        else:
+            with pytest.raises(nvsym.CollectiveError, match=f"PE 0: {error.__name__}: .*{words}"):
+                dist.all_reduce(torch.ones(3))
+    # And one that is bad on all.
     with pytest.raises(nvsym.NotAvailableError, match="PREMUL"):
         dist.all_reduce(torch.ones(3), dist._make_nccl_premul_sum(2.0))
     with pytest.raises(nvsym.NotAvailableError, match="put_signal"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import weakref
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import nvsym
+from nvsym.collectives import refuse
 from nvsym.errors import NotAvailableError, PeerError
 
 from .lines import GpuLine, HostLine
@@ -82,6 +84,22 @@ def _begin(options, ranks, rank, size):
     _shared.job_is_ours |= fresh
 
 
+def _collective(method):
+    """A call that is bad on this rank is so for the others too, where they can be told (in host memory)."""
+
+    @functools.wraps(method)
+    def call(self, *args, **kwargs):
+        try:
+            return method(self, *args, **kwargs)
+        except (TypeError, ValueError, NotAvailableError) as error:
+            if not getattr(error, "nvsym_told", False):
+                bad = error  # outlives the clause
+                self._line.submit(lambda: refuse(bad, **self._options), [], False).wait()
+            raise
+
+    return call
+
+
 class ProcessGroup(dist.ProcessGroup):
     """A group of ranks that make collective calls over nvsym.
 
@@ -98,7 +116,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._rank, self._size = rank, size
         self._name, self._description = "", "undefined"
         self._team, self._place = team, place
-        self._broken = False
+        self._broken = self._told = False
         self._on_host = ctx.device.is_host
         self._ordinal = ctx.device.ordinal
         self._line: Any
@@ -153,17 +171,30 @@ class ProcessGroup(dist.ProcessGroup):
         later = getattr(opts, "asyncOp", True)
 
         def guarded():
+            self._told = False
             with torch.no_grad():
                 try:
                     run()
-                except PeerError:
-                    self._broken = True
+                except Exception as error:
+                    error.nvsym_told = True  # type: ignore[attr-defined]
+                    if isinstance(error, PeerError):
+                        self._broken = True
+                    elif not self._told:
+                        refuse(error, **self._options)
                     raise
 
         work = self._line.submit(guarded, result, later, blocks)
         if not self._on_host and not cuda and tensors:
             work._event.synchronize()  # a CPU tensor's owner looks at it without a stream
         return work
+
+    def _do(self, operation, *args):
+        """One operation of nvsym, which tells the other ranks of its own failures."""
+        try:
+            operation(*args, **self._options)
+        except BaseException:
+            self._told = True
+            raise
 
     @property
     def _options(self):
@@ -202,7 +233,7 @@ class ProcessGroup(dist.ProcessGroup):
         """`source` of all ranks combined, in `dest` (None: not wanted here)."""
         found = self._direct(source) if dest is source else None
         if found is not None:
-            nvsym.allreduce(found, found, op, **self._options)
+            self._do(nvsym.allreduce, found, found, op)
         else:
             flat = source.reshape(-1)
             out: Any = None if dest is None else dest.view(-1) if dest.is_contiguous() else torch.empty_like(flat)
@@ -212,7 +243,7 @@ class ProcessGroup(dist.ProcessGroup):
                 count = min(step, n - first)
                 place, staged = self._place.get(flat.dtype, 0, count)
                 staged.copy_(flat[first : first + count])
-                nvsym.allreduce(place, place, op, **self._options)
+                self._do(nvsym.allreduce, place, place, op)
                 if out is not None:
                     out[first : first + count].copy_(staged)
             if dest is not None and not dest.is_contiguous():
@@ -220,6 +251,7 @@ class ProcessGroup(dist.ProcessGroup):
         if avg and dest is not None:
             dest.div_(self._size)
 
+    @_collective
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         """Combine the tensors of all ranks, element by element, in place."""
         op, avg = self._op(dist.AllreduceOptions() if opts is None else opts)
@@ -236,6 +268,7 @@ class ProcessGroup(dist.ProcessGroup):
         """The same, of several tensors."""
         return self.allreduce(tensors, dist.AllreduceCoalescedOptions() if opts is None else opts)
 
+    @_collective
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         """Combine the tensors of all ranks in that of the root; the others' stay as they are."""
         opts = dist.ReduceOptions() if opts is None else opts
@@ -264,7 +297,7 @@ class ProcessGroup(dist.ProcessGroup):
             sources, staged = self._place.get(dest.dtype, 0, n * k)
             place, result = self._place.get(dest.dtype, -(-n * k * item // _ALIGN) * _ALIGN, k)
             staged.view(n, k).copy_(flat[:, first : first + k])
-            nvsym.reducescatter(place, sources, op, **self._options)
+            self._do(nvsym.reducescatter, place, sources, op)
             out[first : first + k].copy_(result)
         if not dest.is_contiguous():
             dest.copy_(out.view(dest.shape))
@@ -279,6 +312,7 @@ class ProcessGroup(dist.ProcessGroup):
                 f"{many_name}: {many.numel()} elements where {self._size} ranks times the {one.numel()} of {one_name} are needed"
             )
 
+    @_collective
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
         """Combine the inputs of all ranks; each gets its block of the result."""
         op, avg = self._op(dist.ReduceScatterOptions() if opts is None else opts)
@@ -290,6 +324,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single  # PyTorch's earlier name
 
+    @_collective
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """The same, of several pairs of tensors."""
         op, avg = self._op(dist.ReduceScatterOptions() if opts is None else opts)
@@ -305,6 +340,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @_collective
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Any:
         """Combine the lists of all ranks; each gets the tensor of its number."""
         op, avg = self._op(dist.ReduceScatterOptions() if opts is None else opts)
@@ -345,7 +381,7 @@ class ProcessGroup(dist.ProcessGroup):
             place, staged = self._place.get(torch.uint8, 0, padded)
             everyone, result = self._place.get(torch.uint8, -(-padded // _ALIGN) * _ALIGN, n * padded)
             staged[:k].copy_(data[first : first + k])
-            nvsym.fcollect(everyone, place, **self._options)
+            self._do(nvsym.fcollect, everyone, place)
             if parts is not None:
                 for i, part in enumerate(parts):
                     part[first : first + k].copy_(result[i * padded : i * padded + k])
@@ -364,6 +400,7 @@ class ProcessGroup(dist.ProcessGroup):
         else:
             self._gather_into(list(output.view(self._size, *source.shape)), source)
 
+    @_collective
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
         """Concatenate the inputs of all ranks, by rank."""
         self._check_blocks(input, output, "input", "output")
@@ -371,6 +408,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     _allgather_base = all_gather_single  # PyTorch's earlier name
 
+    @_collective
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """The same, of several pairs of tensors."""
         for output, source in zip(outputs, inputs, strict=True):
@@ -384,6 +422,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @_collective
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
         """Gather the tensors of all ranks in a list."""
         for outputs, source in zip(output_lists, inputs, strict=True):
@@ -399,6 +438,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Gather several tensors of all ranks; a list of each rank's."""
         return self.allgather([list(column) for column in zip(*output_lists, strict=True)], inputs, opts)
 
+    @_collective
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
         """Gather the tensors of all ranks in a list, on the root."""
         opts = dist.GatherOptions() if opts is None else opts
@@ -414,6 +454,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._submit(run, [*inputs, *(output_lists[0] if root else [])], opts, output_lists)
 
+    @_collective
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         """Copy the tensor of the root to all ranks."""
         opts = dist.BroadcastOptions() if opts is None else opts
@@ -428,7 +469,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _broadcast(self, t, root):
         found = self._direct(t)
         if found is not None:
-            nvsym.broadcast(found, found, root, **self._options)
+            self._do(nvsym.broadcast, found, found, root)
             return
         data = self._bytes(t)
         step = self._step(1, 1)
@@ -437,12 +478,13 @@ class ProcessGroup(dist.ProcessGroup):
             place, staged = self._place.get(torch.uint8, 0, k)
             if root == self._rank:
                 staged.copy_(data[first : first + k])
-            nvsym.broadcast(place, place, root, **self._options)
+            self._do(nvsym.broadcast, place, place, root)
             if root != self._rank:
                 data[first : first + k].copy_(staged)
         if not t.is_contiguous() and root != self._rank:
             t.copy_(data.view(t.dtype).view(t.shape))
 
+    @_collective
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Any:
         """Give each rank its tensor of the root's list."""
         opts = dist.ScatterOptions() if opts is None else opts
@@ -462,7 +504,7 @@ class ProcessGroup(dist.ProcessGroup):
                 place, staged = self._place.get(torch.uint8, 0, n * k)
                 for i, part in enumerate(data):
                     staged[i * k : (i + 1) * k].copy_(part[first : first + k])
-                nvsym.broadcast(place, place, root, **self._options)
+                self._do(nvsym.broadcast, place, place, root)
                 mine[first : first + k].copy_(staged[self._rank * k : (self._rank + 1) * k])
             output.copy_(out)
 
@@ -479,7 +521,7 @@ class ProcessGroup(dist.ProcessGroup):
             for j, block in enumerate(inputs):
                 part = block[first : first + k]
                 packed[j * k : j * k + part.numel()].copy_(part)
-            nvsym.alltoall(dest, source, **self._options)
+            self._do(nvsym.alltoall, dest, source)
             for j, block in enumerate(outputs):
                 part = block[first : first + k]
                 part.copy_(arrived[j * k : j * k + part.numel()])
@@ -490,18 +532,19 @@ class ProcessGroup(dist.ProcessGroup):
         source, sizes = self._place.get(torch.int64, 0, n)
         dest, arriving = self._place.get(torch.int64, self._place.nbytes // 2 // _ALIGN * _ALIGN, n)
         sizes.copy_(torch.tensor([block.numel() for block in inputs]))
-        nvsym.alltoall(dest, source, **self._options)
+        self._do(nvsym.alltoall, dest, source)
         arriving = arriving.tolist()
         bad = [j for j, block in enumerate(outputs) if block.numel() != arriving[j]]
         word, values = self._place.get(torch.int64, 0, 2)
         values.copy_(torch.tensor([max([0, *arriving, *[block.numel() for block in inputs]]), len(bad)]))
-        nvsym.allreduce(word, word, "max", **self._options)
+        self._do(nvsym.allreduce, word, word, "max")
         longest, anywhere = values.tolist()
         if anywhere:
             what = "; ".join(f"rank {j} sends {arriving[j]} bytes where {outputs[j].numel()} are expected" for j in bad)
             raise ValueError(f"all_to_all: the sizes do not go together: {what or 'on another rank'}")
         return longest
 
+    @_collective
     def all_to_all_single(
         self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None  # noqa: A002
     ) -> Any:  # fmt: skip
@@ -538,6 +581,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single  # PyTorch's earlier name
 
+    @_collective
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Send tensor j of the inputs to rank j; they may differ in size, which costs a wait of the host."""
         for many, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
@@ -558,7 +602,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait until all ranks are here, and what each enqueued on this group before is done."""
-        return self._submit(lambda: nvsym.barrier(**self._options), (), opts, [], blocks=True)
+        return self._submit(lambda: self._do(nvsym.barrier), (), opts, [], blocks=True)
 
     # ---- what there is not ------------------------------------------------------------------------------------------
 
