@@ -69,6 +69,8 @@ _AMO_NAMES = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
 cdef size_t LARGEST_HEAP            = <size_t> 256 << 30
 cdef size_t LARGEST_HEAP_BEFORE_3_5 = <size_t> 128 << 30
 
+cdef int64_t FAR = -<int64_t> 0x7fffffffffffffff
+
 cdef bint _failed = False   # an initialisation of this process
 
 
@@ -103,6 +105,7 @@ cdef class NvshmemBackend(Backend):
     cdef AllreduceKernels kernels       # None: the collectives are NVSHMEM's
     cdef ExchangeKernels exchange
     cdef PutKernels  puts
+    cdef int64_t *   near               # from this PE's heap to that of each PE; FAR: it cannot be addressed
     cdef str         why_no_kernels
     cdef str         no_multicast
     cdef list        _capabilities
@@ -115,6 +118,7 @@ cdef class NvshmemBackend(Backend):
 
     def __dealloc__(self):
         free(self.far)
+        free(self.near)
 
     # ---- the job ----------------------------------------------------------------------------------------------------
 
@@ -491,9 +495,32 @@ cdef class NvshmemBackend(Backend):
                                        "NVSHMEM_SYMMETRIC_SIZE bounds the heap")
         agreement.vote("allocating an arena of the symmetric heap", error)
         self.arenas.append((<size_t> address, nbytes))
+<<<<<<< HEAD
         if self.n_spans < MAX_SPANS:
             self.spans[self.n_spans].start, self.spans[self.n_spans].nbytes = <size_t> address, nbytes
             self.n_spans += 1
+=======
+        self._find_near(<size_t> address)
+
+    cdef int _find_near(self, size_t address) except -1:
+        """How far the heaps of the others are, if all arenas are equally far, as in NVSHMEM's one range of addresses."""
+        cdef int pe
+        cdef int64_t delta
+        cdef char *there
+        cdef bint first = self.near == NULL
+        if first:
+            self.near = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
+            if self.near == NULL:
+                raise MemoryError("no memory for the table of PEs")
+        for pe in range(self.n_pes):
+            there = <char *> nvshmem.nvshmem_ptr(<void *> address, pe)
+            delta = FAR if there == NULL else <int64_t> (there - <char *> address)
+            if first or self.near[pe] == delta:
+                self.near[pe] = delta
+            else:
+                self.near[pe] = FAR     # its small copies are NVSHMEM's
+        return 0
+>>>>>>> f58c6fe (How the collectives on GPUs work and why; users' functions in host memory tested; a soak of a million replays)
 
     cdef int grow(self, Agreement agreement, size_t nbytes) except -1:
         error = None
@@ -525,25 +552,19 @@ cdef class NvshmemBackend(Backend):
     # ---- one-sided --------------------------------------------------------------------------------------------------
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
-        cdef void *there
         self.gpu.use(self.ordinal)
-        if nbytes <= self.puts.put_up_to:
-            there = nvshmem.nvshmem_ptr(dest, pe)
-            if there != NULL and self.puts.ready():
-                self.puts.put(there, src, nbytes, stream)
-                return self.gpu.mark(stream)
+        if nbytes <= self.puts.put_up_to and self.near[pe] != FAR and self.puts.ready():
+            self.puts.put(<char *> dest + self.near[pe], src, nbytes, stream)
+            return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_putmem_on_stream(dest, src, nbytes, pe, stream)
         return self.gpu.mark(stream)
 
     cdef int get(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
-        cdef void *there
         self.gpu.use(self.ordinal)
-        if nbytes <= self.puts.get_up_to:
-            there = nvshmem.nvshmem_ptr(src, pe)
-            if there != NULL and self.puts.ready():
-                self.puts.put(dest, there, nbytes, stream)
-                return self.gpu.mark(stream)
+        if nbytes <= self.puts.get_up_to and self.near[pe] != FAR and self.puts.ready():
+            self.puts.put(dest, <const char *> src + self.near[pe], nbytes, stream)
+            return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_getmem_on_stream(dest, src, nbytes, pe, stream)
         return self.gpu.mark(stream)
@@ -563,14 +584,11 @@ cdef class NvshmemBackend(Backend):
 
     cdef int put_signal(self, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
                         void *stream, object keep) except -1:
-        cdef void *there
-        cdef void *sig_there
         self.gpu.use(self.ordinal)
-        if nbytes <= self.puts.signal_up_to:
-            there, sig_there = nvshmem.nvshmem_ptr(dest, pe), nvshmem.nvshmem_ptr(sig, pe)
-            if there != NULL and sig_there != NULL and self.puts.ready():
-                self.puts.put_signal(there, src, nbytes, <uint64_t *> sig_there, value, op == NVSYM_SIGNAL_ADD, stream)
-                return self.gpu.mark(stream)
+        if nbytes <= self.puts.signal_up_to and self.near[pe] != FAR and self.puts.ready():
+            self.puts.put_signal(<char *> dest + self.near[pe], src, nbytes, <uint64_t *> (<char *> sig + self.near[pe]), value,
+                                 op == NVSYM_SIGNAL_ADD, stream)
+            return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_putmem_signal_on_stream(dest, src, nbytes, sig, value, op, pe, stream)
         return self.gpu.mark(stream)

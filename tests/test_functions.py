@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users' own functions in stream order, and the tables of peer addresses that they take, in host memory."""
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+
+import nvsym
+
+pytestmark = pytest.mark.pes(1, 2, 4)
+
+F32 = nvsym.SHMEMBuffer[np.float32]
+ONE = {"grid_dim": 1, "block_dim": 1}
+
+
+def test_a_callable_runs_in_stream_order(ctx):
+    x = F32.full(8, 1)
+    seen = []
+
+    def add(array, value, text):
+        seen.append((type(array), value, text, threading.get_ident()))
+        array += value
+
+    ctx.enqueue_function(add, x[2:], np.float32(2), "text", **ONE)
+    assert x.to_numpy().tolist() == [1, 1] + [3] * 6
+    assert seen == [(np.ndarray, 2, "text", threading.get_ident())]
+    stream, gate = nvsym.Stream(), nvsym.SHMEMBuffer[np.uint64].zeros(1)
+    nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
+    x.fill(10, stream=stream)
+    ctx.enqueue_function(add, x, 5, "later", stream=stream, **ONE)
+    x[:1].fill(7, stream=stream)
+    assert len(seen) == 1
+    assert x.to_numpy()[7] == 3
+    nvsym.signal_op(gate, 1, ctx.my_pe())
+    stream.synchronize()
+    assert seen[1][3] != threading.get_ident()
+    assert x.to_numpy().tolist() == [7] + [15] * 7
+    nvsym.barrier_all()
+
+
+def test_what_it_raises(ctx):
+    def fail(array):
+        raise KeyError("mine")
+
+    x = F32.zeros(1)
+    with pytest.raises(KeyError, match="mine"):
+        ctx.enqueue_function(fail, x, **ONE)
+    stream = nvsym.Stream()
+    ctx.enqueue_function(fail, x, stream=stream, **ONE)
+    with pytest.raises(Exception, match="mine"):
+        stream.synchronize()
+    assert x.to_numpy()[0] == 0
+    nvsym.barrier_all()
+
+
+def test_a_function_of_ctypes_gets_addresses(ctx):
+    libc = ctypes.CDLL(None)
+    x, y = F32.full(100, 3), F32.zeros(100)
+    ctx.enqueue_function(libc.memcpy, y, x, ctypes.c_size_t(40), **ONE)
+    assert y.to_numpy().tolist() == [3] * 10 + [0] * 90
+    nvsym.barrier_all()
+
+
+def test_misuse(ctx):
+    x = F32.full(4, 1)
+    calls = []
+    for kernel in (12345, "scale", None):
+        with pytest.raises(nvsym.NotAvailableError, match="no GPU"):
+            ctx.enqueue_function(kernel, x, **ONE)
+    for dimension in (0, -1, (1, 2, 3, 4), (), "x", 1.5, None, 1 << 31):
+        for name in ("grid_dim", "block_dim"):
+            with pytest.raises((TypeError, ValueError), match=name):
+                ctx.enqueue_function(calls.append, x, **{**ONE, name: dimension})
+    for shared, error in ((-1, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="shared_mem_bytes"):
+            ctx.enqueue_function(calls.append, x, shared_mem_bytes=shared, **ONE)
+    with pytest.raises(TypeError, match="stream"):
+        ctx.enqueue_function(calls.append, x, stream="s", **ONE)
+    with pytest.raises(TypeError):
+        ctx.enqueue_function(calls.append, x, grid_dim=1)
+    assert not calls
+    freed = F32(4)
+    freed.free()
+    with pytest.raises(nvsym.FreedBufferError):
+        ctx.enqueue_function(calls.append, freed, **ONE)
+    assert not calls
+    nvsym.barrier_all()
+
+
+def test_peer_pointers(ctx):
+    me, n = ctx.my_pe(), ctx.n_pes()
+    x = F32.full(10, me)
+    table = x.peer_pointers()
+    assert (table.dtype, table.shape, table.device) == (np.uint64, (n,), ctx.device)
+    assert table.to_numpy().tolist() == [x.peer(pe)._data_ptr() for pe in range(n)]
+    assert x.peer_pointers() is table
+    assert x.peer_pointers(nvsym.TEAM_WORLD) is table
+    view = x[3:]
+    assert view.peer_pointers().to_numpy().tolist() == [int(a) + 12 for a in table.to_numpy()]
+    with pytest.raises(ValueError, match="read-only"):
+        table.inplace_copy_from(np.zeros(n, np.uint64))
+    nvsym.barrier_all()
+
+    def gather(pointers, out):
+        out[:] = [ctypes.c_float.from_address(int(address)).value for address in pointers]
+
+    out = F32.zeros(n)
+    ctx.enqueue_function(gather, table, out, **ONE)
+    assert out.to_numpy().tolist() == list(range(n))
+    backwards = nvsym.TEAM_WORLD.split_strided(n - 1, -1, n)
+    assert x.peer_pointers(backwards).to_numpy().tolist() == table.to_numpy().tolist()[::-1]
+    backwards.destroy()
+    nvsym.barrier_all()
+    x.free()
+    with pytest.raises(nvsym.FreedBufferError):
+        table.to_numpy()
+    with pytest.raises(nvsym.FreedBufferError):
+        x.peer_pointers()
+    # What a table had is used again, and never freed under a kernel.
+    for _ in range(50):
+        with F32(4) as y:
+            y.peer_pointers()
+    nvsym.barrier_all()
+
+
+@pytest.mark.pes(4, nodes=2)
+def test_peer_pointers_of_two_nodes(ctx):
+    x = F32(4)
+    with pytest.raises(nvsym.PeerUnreachableError, match="TEAM_SHARED") as caught:
+        x.peer_pointers()
+    assert set(caught.value.pes) == {pe for pe in range(4) if ctx.nodes()[pe] != ctx.nodes()[ctx.my_pe()]}
+    assert x.peer_pointers(nvsym.TEAM_SHARED).shape == (2,)
+    nvsym.barrier_all()
