@@ -47,7 +47,9 @@ def test_all_kernels_compile(cache):
     calls = [(compiler.allreduce_cubin, compiler.KERNELS, arguments) for arguments in combinations()]
     scattered = [("float32", "sum", 80), ("bfloat16", "max", 90), ("float8_e4m3fn", "sum", 100), ("bool", "xor", 90)]
     calls += [(compiler.reduce_scatter_cubin, compiler.SCATTERS, arguments) for arguments in scattered]
-    calls += [(compiler.moves_cubin, compiler.MOVES, (arch,)) for arch in ARCHITECTURES]
+    calls += [(compiler.levels_cubin, compiler.LEVELS, arguments) for arguments in scattered]
+    for cubin_of, kernels in ((compiler.moves_cubin, compiler.MOVES), (compiler.put_cubin, compiler.PUTS)):
+        calls += [(cubin_of, kernels, (arch,)) for arch in ARCHITECTURES]
     # The compiler does one thing at a time in a process.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), context) as pool:

@@ -31,7 +31,8 @@ from .._nvshmem cimport (
     uniqueid_initializer)
 from ..agreement cimport Agreement
 from ..backend cimport (
-    ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, NVSYM_FAR, Backend, Functions, TeamData, nvsym_team_t)
+    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, NVSYM_FAR, Backend, Functions, TeamData,
+    nvsym_team_t)
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
@@ -61,6 +62,8 @@ cdef enum:
     HEADROOM   = 256 << 20      # left to NVSHMEM's own buffers and to the context
     AMO_COUNT  = 8
     MAX_SPANS  = 256            # arenas that the C interface knows
+    LEVEL_TEAMS = 4             # teams over several nodes that reduce in two levels at a time
+    LEVEL_BYTES = 1 << 20       # of the sums of one PE's share at a time
 
 _AMO_NAMES = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
 
@@ -84,9 +87,15 @@ cdef class NvshmemTeam(TeamData):
     cdef TeamKernels    kernels     # slot -1: the team's collectives are NVSHMEM's
     cdef TeamKernels    exchange    # the same of those that do not reduce to all
     cdef list           members     # world numbers
+    # Where members are on several nodes, as many on each: those of this node, and those in the same place on all nodes.
+    cdef TeamKernels    level       # slot -1: there are none
+    cdef nvshmem_team_t rail
+    cdef int            level_nodes
+    cdef char *         sums        # symmetric: of this PE's share, and behind it of all nodes
 
     def __cinit__(self):
-        self.kernels.slot = self.exchange.slot = -1
+        self.kernels.slot = self.exchange.slot = self.level.slot = -1
+        self.handle = self.rail = NVSHMEM_TEAM_INVALID
 
 
 cdef class NvshmemBackend(Backend):
@@ -105,6 +114,8 @@ cdef class NvshmemBackend(Backend):
     cdef AllreduceKernels kernels       # None: the collectives are NVSHMEM's
     cdef ExchangeKernels exchange
     cdef PutKernels  puts
+    cdef list        level_of           # the number of each PE's node, or what tests take for it
+    cdef char *      level_sums         # symmetric: what the teams over several nodes have for their sums, or NULL
     cdef int64_t *   near               # from this PE's heap to that of each PE; FAR: it cannot be addressed
     cdef str         why_no_kernels
     cdef str         no_multicast
@@ -358,6 +369,9 @@ cdef class NvshmemBackend(Backend):
                 self._free(<size_t> (<AllreduceKernels> kernels).workspace)
                 (<AllreduceKernels> kernels).close()
             self.kernels = self.exchange = None
+        if self.level_sums != NULL:
+            self._free(<size_t> self.level_sums)
+            self.level_sums = NULL
         if self.puts is not None:
             self.puts.close()
         if self.amo_module != NULL:
@@ -397,6 +411,7 @@ cdef class NvshmemBackend(Backend):
             self._open_workspace(agreement, kernels)
         self.kernels, self.exchange = opened
         self.gpu.after_drain = self._raise_failure
+        self._open_levels(agreement)
 
     def _raise_failure(self):
         """What a kernel failed with is raised by the first call that waits for a stream, too."""
@@ -427,28 +442,114 @@ cdef class NvshmemBackend(Backend):
         team.members = [team.pes[i] for i in range(n)]
         if self.kernels is None or n < 2:
             return
-        reachable = n <= MAX_PES and all([nvshmem.nvshmem_ptr(self.kernels.workspace, team.pes[i]) != NULL for i in range(n)])
-        rows = agreement.gather((reachable, sorted(self.kernels.free_slots)), "choosing a team's place for kernels")
-        common = sorted(set(rows[0][1]).intersection(*[row[1] for row in rows[1:]]))
-        if not all(row[0] for row in rows) or not common:
+        here = [pe for pe in team.members if self.level_of[pe] == self.level_of[self.my_pe]]
+        reachable = n <= MAX_PES and len(here) == n and self._can_reach(here)
+        rows = agreement.gather((reachable, self._can_reach(here), len(here), sorted(self.kernels.free_slots)),
+                                "choosing a team's place for kernels")
+        common = sorted(set(rows[0][3]).intersection(*[row[3] for row in rows[1:]]))
+        if not common:
+            return
+        if not all(row[0] for row in rows):
+            if all(row[1] and row[2] == len(here) <= MAX_PES for row in rows):
+                self._attach_levels(agreement, team, here, common[0])
             return
         error = None
         try:
-            self._deltas(team, self.kernels.workspace, delta)
+            self._deltas(team.members, self.kernels.workspace, delta)
             self.kernels.attach(&team.kernels, common[0], team.my_pe, n, delta)
-            self._deltas(team, self.exchange.workspace, delta)
+            self._deltas(team.members, self.exchange.workspace, delta)
             self.exchange.attach(&team.exchange, common[0], team.my_pe, n, delta)
             self.kernels.members[common[0]] = self.exchange.members[common[0]] = team.members
         except Exception as e:
             error = e
         agreement.vote("preparing a team's kernels", error)
 
-    cdef int _deltas(self, NvshmemTeam team, char *own, int64_t *delta) except -1:
-        """How far it is from this PE's symmetric memory to that of each member."""
-        cdef int i
-        for i in range(team.n_pes):
-            delta[i] = <int64_t> (<char *> nvshmem.nvshmem_ptr(own, team.pes[i]) - own)
+    cdef bint _can_reach(self, list pes) except -1:
+        return all([nvshmem.nvshmem_ptr(self.kernels.workspace, pe) != NULL for pe in pes])
+
+    cdef int _deltas(self, list pes, char *own, int64_t *delta) except -1:
+        """How far it is from this PE's symmetric memory to that of each of them."""
+        cdef int i, pe
+        for i, pe in enumerate(pes):
+            delta[i] = <int64_t> (<char *> nvshmem.nvshmem_ptr(own, pe) - own)
         return 0
+
+    def _open_levels(self, agreement):
+        """Memory for the sums of teams over several nodes."""
+        size = os.environ.get("NVSYM_TEST_NODE_SIZE")
+        self.level_of = self.nodes if size is None else [pe // int(size) for pe in range(self.n_pes)]
+        cdef size_t nbytes = LEVEL_TEAMS * (1 + len(set(self.level_of))) * <size_t> LEVEL_BYTES
+        if len(set(self.level_of)) == 1:
+            return
+        with nogil:
+            self.level_sums = <char *> nvshmem.nvshmem_malloc(nbytes)
+        error = None
+        if self.level_sums == NULL:
+            error = HeapExhaustedError(f"nvshmem_malloc({nbytes}) for allreduce over several nodes returned NULL")
+        agreement.vote("allocating memory for allreduce over several nodes", error)
+
+    def _attach_levels(self, agreement, NvshmemTeam team, here, int slot):
+        """Two levels: the members of this node, by kernels, and those in the same place of each node, by NVSHMEM."""
+        cdef int64_t delta[MAX_PES]
+        cdef nvshmem_team_config_t config
+        cdef nvshmemx_team_uniqueid_t identifier = 0
+        cdef int status, place = here.index(self.my_pe), number, nodes
+        order = []
+        for pe in team.members:
+            if self.level_of[pe] not in order:
+                order.append(self.level_of[pe])
+        number, nodes = order.index(self.level_of[self.my_pe]), len(order)
+        if slot >= LEVEL_TEAMS:
+            return
+        error = None
+        try:
+            if number == 0:
+                CHECK_NVSHMEM(nvshmem.nvshmemx_team_get_uniqueid(&identifier), b"nvshmemx_team_get_uniqueid")
+        except Exception as e:
+            error = e
+        agreement.vote("making a unique id between nodes", error)
+        rows = agreement.gather((number, place, int(identifier)), "sending a unique id between nodes")
+        team_config_initializer(&config)
+        config.uniqueid = next(row[2] for row in rows if row[:2] == (0, place))
+        try:
+            self.gpu.use(self.ordinal)
+            with nogil:
+                status = nvshmem.nvshmemx_team_init(&team.rail, &config, NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, nodes, number)
+            CHECK_NVSHMEM(status, b"nvshmemx_team_init")
+            if team.rail == NVSHMEM_TEAM_INVALID:
+                raise BackendError("NVSHMEM made no team between nodes (NVSHMEM_MAX_TEAMS bounds their number)")
+            self._deltas(here, self.exchange.workspace, delta)
+            self.exchange.attach(&team.level, slot, place, len(here), delta)
+            self.exchange.members[slot] = here
+            self.kernels.free_slots.discard(slot)
+            team.level_nodes = nodes
+            team.sums = self.level_sums + slot * (1 + len(set(self.level_of))) * <size_t> LEVEL_BYTES
+        except Exception as e:
+            error = e
+        agreement.vote("making a team between nodes", error)
+
+    cdef int reduce_by_levels(self, NvshmemTeam team, int dtype, int op, char *dest, const char *src, size_t count,
+                              void *stream) except -1:
+        """In pieces whose shares fit into the memory for sums; each PE has one share of a piece, of one size everywhere."""
+        cdef size_t item = SIZES[dtype], wide = max(item, <size_t> 4) if DTYPES[dtype].kind == "float" else item
+        cdef size_t n = team.level.args.n, piece, share, done = 0
+        cdef size_t most = (LEVEL_BYTES // wide - 16) * n
+        cdef char *rows = team.sums + <size_t> LEVEL_BYTES
+        cdef int status
+        self.exchange.check()
+        if self.exchange.levels[dtype][op][0] == NULL:
+            self.not_capturing()
+            self.exchange.prepare_levels(dtype, op)
+        while done < count:
+            piece = min(count - done, most)
+            share = ((piece + n - 1) // n + 15) // 16 * 16 * wide
+            self.exchange.level_in(&team.level, dtype, op, team.sums, src + done * item, piece, stream)
+            with nogil:
+                status = nvshmem.nvshmemx_fcollectmem_on_stream(team.rail, rows, team.sums, share, stream)
+            CHECK_NVSHMEM(status, b"nvshmemx_fcollectmem_on_stream")
+            self.exchange.level_out(&team.level, dtype, op, dest + done * item, rows, piece, team.level_nodes, stream)
+            done += piece
+        return self.gpu.mark(stream)
 
     def _free(self, size_t address):
         with nogil:
@@ -495,11 +596,9 @@ cdef class NvshmemBackend(Backend):
                                        "NVSHMEM_SYMMETRIC_SIZE bounds the heap")
         agreement.vote("allocating an arena of the symmetric heap", error)
         self.arenas.append((<size_t> address, nbytes))
-<<<<<<< HEAD
         if self.n_spans < MAX_SPANS:
             self.spans[self.n_spans].start, self.spans[self.n_spans].nbytes = <size_t> address, nbytes
             self.n_spans += 1
-=======
         self._find_near(<size_t> address)
 
     cdef int _find_near(self, size_t address) except -1:
@@ -520,7 +619,6 @@ cdef class NvshmemBackend(Backend):
             else:
                 self.near[pe] = FAR     # its small copies are NVSHMEM's
         return 0
->>>>>>> f58c6fe (How the collectives on GPUs work and why; users' functions in host memory tested; a soak of a million replays)
 
     cdef int grow(self, Agreement agreement, size_t nbytes) except -1:
         error = None
@@ -715,6 +813,14 @@ cdef class NvshmemBackend(Backend):
             self.gpu.drain_all(self.ordinal)
             self.kernels.detach(&(<NvshmemTeam> team).kernels)
             self.exchange.detach(&(<NvshmemTeam> team).exchange)
+        if (<NvshmemTeam> team).level.slot >= 0 and self.started:
+            self.gpu.drain_all(self.ordinal)
+            self.kernels.free_slots.add((<NvshmemTeam> team).level.slot)
+            self.exchange.detach(&(<NvshmemTeam> team).level)
+            handle = (<NvshmemTeam> team).rail
+            with nogil:
+                nvshmem.nvshmem_team_destroy(handle)
+            handle = (<NvshmemTeam> team).handle
         if handle != NVSHMEM_TEAM_WORLD and handle != NVSHMEM_TEAM_INVALID and self.started:
             self.gpu.drain_all(self.ordinal)    # its kernels use memory that goes with the team
             with nogil:
@@ -829,6 +935,8 @@ cdef class NvshmemBackend(Backend):
                     raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
             self.kernels.launch(&t.kernels, kernel, dtype, op, dest, src, count, SIZES[dtype], stream)
             return self.gpu.mark(stream)
+        if t.level.slot >= 0 and algorithm == ALGO_AUTO and self.has_kernel(dtype, op):
+            return self.reduce_by_levels(t, dtype, op, <char *> dest, <const char *> src, count, stream)
         if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
             if team.n_pes > 1:
                 raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} needs members that address each other's memory, and a place "
@@ -924,10 +1032,13 @@ cdef class NvshmemBackend(Backend):
             return "copy", "the team has one PE", thresholds
         if algorithm == ALGO_NVSHMEM:
             return "nvshmem", "it was asked for", thresholds
+        if t.level.slot >= 0 and algorithm == ALGO_AUTO and self.has_kernel(dtype, op):
+            reason = f"the members are on {t.level_nodes} nodes: by kernels inside a node, and by NVSHMEM between them"
+            return "two_level", reason, {"two_level": "always"}
         if t.kernels.slot < 0 or not self.has_kernel(dtype, op):
             if not self.has_kernel(dtype, op):
                 reason = self.why_no_kernels or f"there is no kernel for {OPS[op].name} of {DTYPES[dtype].name}"
-            elif all([nvshmem.nvshmem_ptr(self.kernels.workspace, team.pes[i]) != NULL for i in range(team.n_pes)]):
+            elif self._can_reach(t.members):
                 reason = "no place is left for another team's kernels"
             else:
                 reason = "not all members can address each other's memory"

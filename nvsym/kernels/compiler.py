@@ -22,6 +22,7 @@ from ..errors import BackendError, NotAvailableError
 
 __all__ = [
     "KERNELS",
+    "LEVELS",
     "MOVES",
     "OPERATORS",
     "PUTS",
@@ -32,6 +33,7 @@ __all__ = [
     "cache_report",
     "compile_cubin",
     "compiler_version",
+    "levels_cubin",
     "moves_cubin",
     "put_cubin",
     "reduce_scatter_cubin",
@@ -63,6 +65,7 @@ TYPES = {
 OPERATORS = {"sum": "Sum", "prod": "Prod", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor"}
 KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency", "nvsym_push")
 SCATTERS = ("nvsym_reduce_scatter", "nvsym_reduce_scatter_lines")
+LEVELS = ("nvsym_level_in", "nvsym_level_out")
 PUTS = ("nvsym_copy", "nvsym_copy_signal")
 MOVES = (
     "nvsym_broadcast",
@@ -307,6 +310,11 @@ def allreduce_cubin(dtype, op, arch):
 def reduce_scatter_cubin(dtype, op, arch):
     """The same for the kernels of reduce-scatter (`SCATTERS`)."""
     return _cached_cubin("reduce_scatter.cu", arch, _typed(dtype, op))
+
+
+def levels_cubin(dtype, op, arch):
+    """The same for the kernels inside a node of an allreduce over several nodes (`LEVELS`)."""
+    return _cached_cubin("levels.cu", arch, _typed(dtype, op))
 
 
 def moves_cubin(arch):

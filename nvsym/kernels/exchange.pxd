@@ -16,6 +16,7 @@ cdef enum Move:
 cdef class ExchangeKernels(AllreduceKernels):
     cdef CUfunction moves[2 * MOVE_COUNT]
     cdef CUfunction scatters[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
+    cdef CUfunction levels[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
 
     cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef bint can_move(self) noexcept
@@ -25,5 +26,11 @@ cdef class ExchangeKernels(AllreduceKernels):
     # `order`: the part of the team that knows the stream of its last kernel. `nbytes`: of one block; nothing for 0.
     cdef int move(self, TeamKernels *team, TeamKernels *order, Move kind, void *dst, const void *src, size_t nbytes, int root,
                   CUstream stream) except -1
+    # The two kernels of an allreduce over several nodes, by the part of the team that is on this one.
+    cdef int prepare_levels(self, int dtype, int op) except -1
+    cdef int level_in(self, TeamKernels *team, int dtype, int op, void *sums, const void *src, size_t count,
+                      CUstream stream) except -1
+    cdef int level_out(self, TeamKernels *team, int dtype, int op, void *dst, const void *rows, size_t count, int nodes,
+                       CUstream stream) except -1
     cdef int scatter(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
                      size_t itemsize, CUstream stream) except -1

@@ -16,7 +16,7 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
-    LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, AllreduceKernels, TeamKernels)
+    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, AllreduceKernels, TeamKernels)
 
 cdef enum:
     SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
@@ -50,6 +50,7 @@ cdef class ExchangeKernels(AllreduceKernels):
         AllreduceKernels.close(self)
         memset(self.moves, 0, sizeof(self.moves))
         memset(self.scatters, 0, sizeof(self.scatters))
+        memset(self.levels, 0, sizeof(self.levels))
         return 0
 
     cdef bint can_move(self) noexcept:
@@ -68,6 +69,23 @@ cdef class ExchangeKernels(AllreduceKernels):
             self.load(compiler.reduce_scatter_cubin, (DTYPES[dtype].name, OPS[op].name, self.arch), compiler.SCATTERS,
                       <size_t> &self.scatters[dtype][op][0])
         return 0
+
+    cdef int prepare_levels(self, int dtype, int op) except -1:
+        if self.levels[dtype][op][0] == NULL:
+            self.load(compiler.levels_cubin, (DTYPES[dtype].name, OPS[op].name, self.arch), compiler.LEVELS,
+                      <size_t> &self.levels[dtype][op][0])
+        return 0
+
+    cdef int level_in(self, TeamKernels *team, int dtype, int op, void *sums, const void *src, size_t count,
+                      CUstream stream) except -1:
+        team.args.op = LAUNCHED_ALLREDUCE | team.slot << 8
+        return launch(self, team, team, self.levels[dtype][op][0], False, THREADS, 16 * (count // team.args.n), sums, src, count,
+                      0, 0, stream)
+
+    cdef int level_out(self, TeamKernels *team, int dtype, int op, void *dst, const void *rows, size_t count, int nodes,
+                       CUstream stream) except -1:
+        return launch(self, team, team, self.levels[dtype][op][1], False, THREADS, 16 * (count // team.args.n), dst, rows, count,
+                      nodes, 0, stream)
 
     def load(self, cubin_of, arguments, names, size_t table):
         """Compile (or take from the cache) a module, and put its functions into a table."""

@@ -329,6 +329,42 @@ def test_a_late_pe_is_named(monkeypatch):
     nvsym.finalize()
 
 
+@pytest.mark.pes(4, own_job=True, timeout=120)
+def test_two_levels(monkeypatch):
+    """Two pairs of PEs of one node, taken for two nodes: the kernels and teams of an allreduce between nodes, on one machine."""
+    monkeypatch.setenv("NVSYM_TEST_NODE_SIZE", "2")
+    ctx = nvsym.init(backend="nvshmem", heap_size="128M")
+    if not next(has for name, has, _ in ctx.capabilities() if name == "collectives"):
+        pytest.skip("kernels of collectives: NVSHMEM has no collectives where PEs share a GPU without MPS")
+    me, n = ctx.my_pe(), ctx.n_pes()
+    for name in ("float32", "float16", "int64", "bool"):
+        dtype = next(d for d in DTYPES if d.name == name)
+        cls = nvsym.SHMEMBuffer[dtype.numpy]
+        most = 1_300_003
+        source, dest = cls(most + 8), cls(most + 8)
+        assert nvsym.explain_allreduce(dest, source).algorithm == "two_level"
+        for op in ("sum", "max"):
+            parts = operands(dtype, op, n)
+            wide = np.float32 if name == "float16" else dtype.numpy
+            halves = [FOLDS[op](parts[i].astype(wide), parts[i + 1].astype(wide)).astype(wide) for i in (0, 2)]
+            total = FOLDS[op](*halves).astype(dtype.numpy)
+            for size, a, b in ((1, 0, 0), (7, 1, 2), (1000, 3, None), (100_001, 0, 1), (most, 5, 3), (most, 1, None)):
+                s = source[a : a + size]
+                d = s if b is None else dest[b : b + size]
+                s.enqueue_copy_from(np.resize(parts[me], size))
+                nvsym.allreduce(d, s, op)
+                assert same_bytes(d.to_numpy(), total, size), (name, op, size, a, b)
+    odd = nvsym.TEAM_WORLD.split_strided(0, 3, 2)  # one of each pair
+    if odd is not None:
+        x = F32.adopt(source.unsafe_ptr(), 100)  # bytes of `source`, large enough
+        x.fill(me + 1)
+        assert nvsym.explain_allreduce(x, team=odd).algorithm == "two_level"
+        nvsym.allreduce(x, x, team=odd)
+        assert (x.to_numpy() == 5).all()
+        odd.destroy()
+    nvsym.finalize()
+
+
 @pytest.mark.pes(1, 2, 4)
 def test_small_puts(ctx, meet):
     """Sizes around those of the table, at any alignment, with and without a signal."""
