@@ -16,7 +16,8 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
-    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, AllreduceKernels, TeamKernels)
+    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, AllreduceKernels,
+    TeamKernels)
 
 cdef enum:
     SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
