@@ -155,6 +155,11 @@ cdef class Backend:
                            void *stream, object keep) except -1
     cdef object why_no_reduce(self, int dtype, int op, int algorithm)       # None, or why it cannot be done
     cdef int functions(self, Functions *functions) except -1        # all but `world` and `algorithm`; valid until `stop`
+    # Allreduce through a multicast address of memory that is not on the symmetric heap: `delta` leads from this PE's memory to that
+    # of each member, `multicast` to the multicast address.
+    cdef object why_no_multimem(self, TeamData team, int dtype, int op)
+    cdef int reduce_multicast(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
+                              const int64_t *delta, int64_t multicast, void *stream, object keep) except -1
     cdef object why_no_reducescatter(self, int dtype, int op)
     # (algorithm, why, {algorithm: when}) of what `reduce` does with an algorithm that can be used; moves nothing.
     cdef tuple explain_reduce(self, TeamData team, int dtype, int op, size_t count, int algorithm, bint in_place)

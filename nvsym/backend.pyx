@@ -148,6 +148,13 @@ cdef class Backend:
     cdef int functions(self, Functions *functions) except -1:
         raise NotImplementedError
 
+    cdef object why_no_multimem(self, TeamData team, int dtype, int op):
+        return f"the {self.name} backend has no multicast"
+
+    cdef int reduce_multicast(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
+                              const int64_t *delta, int64_t multicast, void *stream, object keep) except -1:
+        raise NotImplementedError
+
     cdef object why_no_reducescatter(self, int dtype, int op):
         return self.why_no_reduce(dtype, op, ALGO_AUTO)
 

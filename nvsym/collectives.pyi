@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from .buffer import SHMEMBuffer
 from .choice import AllreduceChoice
+from .memory import Buffer
 from .stream import StreamLike
 from .team import Team
 
@@ -30,8 +31,8 @@ def alltoall(
     dest: SHMEMBuffer[_S], source: SHMEMBuffer[_S], *, team: Team | None = None, stream: StreamLike = None
 ) -> None: ...
 def reduce(
-    dest: SHMEMBuffer[_S],
-    source: SHMEMBuffer[_S],
+    dest: SHMEMBuffer[_S] | Buffer,
+    source: SHMEMBuffer[_S] | Buffer,
     op: _Op = "sum",
     *,
     team: Team | None = None,

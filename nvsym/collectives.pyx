@@ -13,9 +13,12 @@ from .choice import AllreduceChoice
 from .dtypes import OPS, as_dtype, as_op
 
 from .backend cimport (
-    ALGO_AUTO, ALGO_COUNT, COLL_ALLTOALL, COLL_BARRIER, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER)
+    ALGO_AUTO, ALGO_COUNT, ALGO_MULTIMEM, COLL_ALLTOALL, COLL_BARRIER, COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE,
+    COLL_REDUCESCATTER)
 from .buffer cimport SHMEMBuffer, as_buffer
 from .job cimport current_job
+from .memory cimport Buffer
+from .pool_reduce cimport reduce_in_pool
 from .rma cimport bad_type, job_stream
 from .team cimport Team, as_team, world_team
 
@@ -206,7 +209,9 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
         Default: that of the context.
     algorithm : str
         "auto" chooses by size. "one_shot": every PE reduces everything. "two_shot": every PE reduces a share and
-        hands it to all. "mpi": through MPI. "multimem" and "nvshmem" need GPUs.
+        hands it to all. "mpi": through MPI. "nvshmem" needs GPUs; "multimem", the NVLink switch, a multicast address as well:
+        that of the symmetric heap, or `dest` and `source` are views of a `SymmetricPool` (``pool.unicast_view(ctx.device)``) of
+        the devices of the team.
 
     Raises
     ------
@@ -222,6 +227,11 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     """
     cdef Call call
     cdef int code = 0, way = 0
+    if isinstance(dest, Buffer):
+        if algorithm_id(algorithm) not in (ALGO_AUTO, ALGO_MULTIMEM):
+            raise ValueError(f"algorithm: {algorithm!r} is for SHMEMBuffers; views of a SymmetricPool are reduced by 'multimem'")
+        reduce_in_pool(<Buffer> dest, source, op_id(op), as_team(team, "team"), stream)
+        return
     try:
         way = algorithm_id(algorithm)
         if way == ALGO_AUTO and world_team().job is not None:

@@ -5,7 +5,11 @@ import concurrent.futures
 import multiprocessing
 import os
 import re
+import shutil
 import stat
+import subprocess
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +69,44 @@ def test_all_kernels_compile(cache):
     assert 0 < report["compile_seconds"] < 60
     assert report["compiler"].startswith("NVRTC")
     assert report["folder"] == str(cache)
+
+
+def nvdisasm():
+    """The disassembler: of the wheel nvidia-cuda-nvdisasm, or of a toolkit."""
+    for tool in Path(sysconfig.get_path("purelib"), "nvidia").glob("*/bin/nvdisasm"):
+        return str(tool)
+    return shutil.which("nvdisasm")
+
+
+# The machine code of multimem.ld_reduce and multimem.st, by what they combine and store.
+SWITCHED = {
+    ("float32", "sum"): ("LDGMC.E.ADD.F32x4.RN.STRONG.SYS", "STG.E.128.STRONG.SYS"),
+    ("bfloat16", "sum"): ("LDGMC.E.F32ADD.BF16x8.RN.STRONG.SYS", "STG.E.128.STRONG.SYS"),
+    ("float16", "max"): ("LDGMC.E.MAX.F16x8.RN.STRONG.SYS", "STG.E.128.STRONG.SYS"),
+    ("int64", "xor"): ("LDGMC.E.XOR.64.STRONG.SYS", "STG.E.64.STRONG.SYS"),
+    ("uint32", "sum"): ("LDGMC.E.ADD.32.STRONG.SYS", "STG.E.STRONG.SYS"),
+}
+
+
+@pytest.mark.parametrize("pair", SWITCHED, ids="-".join)
+def test_machine_code_of_the_multimem_allreduce(cache, tmp_path, pair):
+    """The switch reduces a share and stores it to all, four packs at a time, between two barriers."""
+    tool = nvdisasm()
+    if tool is None:
+        pytest.skip("a disassembler: nvidia-cuda-nvdisasm is not installed")
+    cubin, _ = compiler.multimem_cubin(*pair, 90)
+    file = tmp_path / "multimem.cubin"
+    file.write_bytes(cubin)
+    code = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    load, store = SWITCHED[pair]
+    assert re.findall(r"LDGMC\S*", code) == [load] * 4
+    stores = re.findall(r"STG\.E\S*", code).count(store)
+    assert stores == 4 if ".128." in store else stores > 4  # the loose elements are stored one by one
+
+
+def test_multimem_needs_an_architecture_that_has_it(cache):
+    with pytest.raises(BackendError, match="sm_90"):
+        compiler.multimem_cubin("float32", "sum", 80)
 
 
 def test_second_time_comes_from_the_cache(cache):

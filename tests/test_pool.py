@@ -55,6 +55,10 @@ def test_two_nodes(run, n):
     run(n, "job.py", "fabric", nodes=2)
 
 
+def test_allreduce_in_a_pool(run):
+    run(2, "reduce.py")
+
+
 # 401: what a broken fabric says; 800: what a missing IMEX channel says.
 @pytest.mark.parametrize(("nodes", "status"), [(1, 999), (1, 401), (2, 800)])
 def test_every_call_fails_on_every_pe(run, nodes, status):

@@ -37,7 +37,7 @@ from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
     KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
-from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, ExchangeKernels, Move
+from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Distances, ExchangeKernels, Move
 from ..kernels.launch cimport launch_kernel
 from ..kernels.put cimport PutKernels
 from ..libcuda cimport (
@@ -922,6 +922,8 @@ cdef class NvshmemBackend(Backend):
         cdef size_t nbytes
         if count == 0:
             return 0
+        if algorithm == ALGO_MULTIMEM and t.n_pes > 1:
+            return self.reduce_by_switch(t, dtype, op, <char *> dest, <char *> src, count, stream)
         if t.kernels.slot >= 0 and algorithm != ALGO_NVSHMEM and self.kernels.loaded(dtype, op):
             self.kernels.check()
             self.exchange.check()
@@ -978,6 +980,40 @@ cdef class NvshmemBackend(Backend):
         CHECK_NVSHMEM(status, b"nvshmemx_reducescatter_on_stream")
         return self.gpu.mark(stream)
 
+    cdef object why_no_multimem(self, TeamData team, int dtype, int op):
+        if self.kernels is None:
+            return self.why_no_kernels
+        if (<NvshmemTeam> team).exchange.slot < 0:
+            return "the members of the team cannot all address each other's memory, or no place is left for the team's kernels"
+        reason = self.exchange.why_no_multimem(dtype, op)
+        if reason is None and self.exchange.switched[dtype][op] == NULL:
+            self.not_capturing()
+            self.exchange.prepare_multimem(dtype, op)
+        return reason
+
+    cdef int reduce_multicast(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
+                              const int64_t *delta, int64_t multicast, void *stream, object keep) except -1:
+        cdef NvshmemTeam t = <NvshmemTeam> team
+        cdef Distances distances
+        cdef int i
+        if count == 0 or not self.by_kernel(t):
+            return 0
+        for i in range(t.n_pes):
+            distances.delta[i] = delta[i]
+        distances.multicast = multicast
+        self.gpu.use(self.ordinal)
+        self.exchange.multimem(&t.exchange, &t.kernels, dtype, op, dest, src, count, SIZES[dtype], &distances, stream)
+        self.gpu.mark(stream)
+        return self.gpu.keep_until(stream, keep)
+
+    cdef int reduce_by_switch(self, NvshmemTeam team, int dtype, int op, char *dest, char *src, size_t count, void *stream) except -1:
+        """By the multicast address that NVSHMEM has for the symmetric heap."""
+        cdef char *to = <char *> self.multicast_ptr(team, dest)
+        cdef char *source = <char *> self.multicast_ptr(team, src)
+        if to == NULL or source == NULL or to - dest != source - src or team.exchange.slot < 0:
+            raise ValueError("algorithm: 'multimem' needs a team that has a multicast address and a place for its kernels; use 'auto'")
+        return self.reduce_multicast(team, dtype, op, dest, src, count, team.kernels.args.delta, to - dest, stream, None)
+
     cdef bint has_kernel(self, int dtype, int op) except -1:
         return self.kernels is not None and DTYPES[dtype].name in kernel_compiler.TYPES and (dtype, op) in REDUCIBLE
 
@@ -995,7 +1031,15 @@ cdef class NvshmemBackend(Backend):
         if algorithm == ALGO_MPI:
             return "the data is in GPU memory"
         if algorithm == ALGO_MULTIMEM:
-            return "it needs a SymmetricPool, which this version does not have"
+            if self.no_multicast is not None:
+                return f"the symmetric heap has no multicast address: {self.no_multicast}; a SymmetricPool may have one"
+            if self.kernels is None:
+                return self.why_no_kernels
+            reason = self.exchange.why_no_multimem(dtype, op)
+            if reason is None and self.exchange.switched[dtype][op] == NULL:
+                self.not_capturing()
+                self.exchange.prepare_multimem(dtype, op)
+            return reason
         if algorithm != ALGO_NVSHMEM and self.has_kernel(dtype, op):
             if not self.kernels.loaded(dtype, op):
                 self.not_capturing()
@@ -1030,8 +1074,8 @@ cdef class NvshmemBackend(Backend):
             return "none", "there is nothing to reduce", thresholds
         if team.n_pes == 1:
             return "copy", "the team has one PE", thresholds
-        if algorithm == ALGO_NVSHMEM:
-            return "nvshmem", "it was asked for", thresholds
+        if algorithm == ALGO_NVSHMEM or algorithm == ALGO_MULTIMEM:
+            return ALGORITHMS[algorithm], "it was asked for", thresholds
         if t.level.slot >= 0 and algorithm == ALGO_AUTO and self.has_kernel(dtype, op):
             reason = f"the members are on {t.level_nodes} nodes: by kernels inside a node, and by NVSHMEM between them"
             return "two_level", reason, {"two_level": "always"}

@@ -24,6 +24,7 @@ __all__ = [
     "KERNELS",
     "LEVELS",
     "MOVES",
+    "MULTIMEM",
     "OPERATORS",
     "PUTS",
     "SCATTERS",
@@ -35,6 +36,7 @@ __all__ = [
     "compiler_version",
     "levels_cubin",
     "moves_cubin",
+    "multimem_cubin",
     "put_cubin",
     "reduce_scatter_cubin",
 ]
@@ -65,6 +67,18 @@ TYPES = {
 OPERATORS = {"sum": "Sum", "prod": "Prod", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor"}
 KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency", "nvsym_push")
 SCATTERS = ("nvsym_reduce_scatter", "nvsym_reduce_scatter_lines")
+# What the switch combines, by nvsym's names.
+_SWITCHED = ("sum", "min", "max", "and", "or", "xor")
+MULTIMEM = {
+    "float32": ("sum",),
+    "float64": ("sum",),
+    "float16": ("sum", "min", "max"),
+    "bfloat16": ("sum", "min", "max"),
+    "int32": _SWITCHED,
+    "uint32": _SWITCHED,
+    "int64": _SWITCHED,
+    "uint64": _SWITCHED,
+}
 LEVELS = ("nvsym_level_in", "nvsym_level_out")
 PUTS = ("nvsym_copy", "nvsym_copy_signal")
 MOVES = (
@@ -315,6 +329,11 @@ def reduce_scatter_cubin(dtype, op, arch):
 def levels_cubin(dtype, op, arch):
     """The same for the kernels inside a node of an allreduce over several nodes (`LEVELS`)."""
     return _cached_cubin("levels.cu", arch, _typed(dtype, op))
+
+
+def multimem_cubin(dtype, op, arch):
+    """The same for the allreduce through a multicast address (``nvsym_multimem``), of the pairs in `MULTIMEM`; from sm_90 on."""
+    return _cached_cubin("multimem.cu", arch, _typed(dtype, op))
 
 
 def moves_cubin(arch):

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from ..libcuda cimport CUfunction, CUstream
 from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
-from .allreduce cimport AllreduceKernels, TeamKernels
+from .allreduce cimport MAX_PES, AllreduceKernels, TeamKernels
+
+# nvsym::Distances of include/nvsym/multimem_allreduce.cuh.
+cdef struct Distances:
+    int64_t delta[MAX_PES]
+    int64_t multicast
 
 # In the order of compiler.MOVES; the forms of low latency follow.
 cdef enum Move:
@@ -16,6 +21,7 @@ cdef enum Move:
 cdef class ExchangeKernels(AllreduceKernels):
     cdef CUfunction moves[2 * MOVE_COUNT]
     cdef CUfunction scatters[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
+    cdef CUfunction switched[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT]
     cdef CUfunction levels[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
 
     cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept
@@ -32,5 +38,10 @@ cdef class ExchangeKernels(AllreduceKernels):
                       CUstream stream) except -1
     cdef int level_out(self, TeamKernels *team, int dtype, int op, void *dst, const void *rows, size_t count, int nodes,
                        CUstream stream) except -1
+    # The allreduce through a multicast address.
+    cdef object why_no_multimem(self, int dtype, int op)
+    cdef int prepare_multimem(self, int dtype, int op) except -1
+    cdef int multimem(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
+                      size_t itemsize, Distances *distances, CUstream stream) except -1
     cdef int scatter(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
                      size_t itemsize, CUstream stream) except -1

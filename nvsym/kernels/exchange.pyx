@@ -52,6 +52,7 @@ cdef class ExchangeKernels(AllreduceKernels):
         memset(self.moves, 0, sizeof(self.moves))
         memset(self.scatters, 0, sizeof(self.scatters))
         memset(self.levels, 0, sizeof(self.levels))
+        memset(self.switched, 0, sizeof(self.switched))
         return 0
 
     cdef bint can_move(self) noexcept:
@@ -69,6 +70,34 @@ cdef class ExchangeKernels(AllreduceKernels):
         if not self.can_scatter(dtype, op):
             self.load(compiler.reduce_scatter_cubin, (DTYPES[dtype].name, OPS[op].name, self.arch), compiler.SCATTERS,
                       <size_t> &self.scatters[dtype][op][0])
+        return 0
+
+    cdef object why_no_multimem(self, int dtype, int op):
+        if self.arch < 90:
+            return f"multimem instructions need compute capability 9.0, this GPU has {self.arch // 10}.{self.arch % 10}"
+        if OPS[op].name not in compiler.MULTIMEM.get(DTYPES[dtype].name, ()):
+            return f"the NVLink switch has no {OPS[op].name} of {DTYPES[dtype].name}"
+        return None
+
+    cdef int prepare_multimem(self, int dtype, int op) except -1:
+        if self.switched[dtype][op] == NULL:
+            self.load(compiler.multimem_cubin, (DTYPES[dtype].name, OPS[op].name, self.arch), ("nvsym_multimem",),
+                      <size_t> &self.switched[dtype][op])
+        return 0
+
+    cdef int multimem(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
+                      size_t itemsize, Distances *distances, CUstream stream) except -1:
+        cdef void *arguments[5]
+        cdef uint64_t n = count
+        cdef size_t work = (count * itemsize // <size_t> team.args.n + 63) // 64
+        cdef unsigned int blocks = <unsigned int> max(<size_t> 1, min((work + THREADS - 1) // THREADS, <size_t> self.blocks))
+        cdef CUfunction function = self.switched[dtype][op]
+        team.args.op = LAUNCHED_ALLREDUCE | team.slot << 8
+        if stream != order.last:
+            self.follow(order, stream)
+        arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &n, distances, &team.args
+        with nogil:
+            CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
         return 0
 
     cdef int prepare_levels(self, int dtype, int op) except -1:

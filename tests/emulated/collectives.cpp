@@ -5,8 +5,10 @@
 #include "cuda.hpp"
 
 #include "nvsym/exchange.cuh"
+#include "nvsym/multimem_allreduce.cuh"
 
 #include <cstdio>
+#include <sys/mman.h>
 
 using namespace nvsym;
 using emulated::random_bits;
@@ -28,6 +30,7 @@ struct Pe {
     std::vector<u32> epochs = std::vector<u32>(3 * MAX_BLOCKS);
     u32 failure[64] = {};
     Team team;
+    Distances distances;
 };
 
 struct Job {
@@ -47,7 +50,15 @@ struct Job {
             for (u64 i = 0; i < PUSH_ALL * (n - 1) / 4; i++)
                 ((u32 *)pe.push)[i] = EMPTY;
         }
+        if (emulated::multicast == nullptr)
+            emulated::multicast = (char *)mmap(nullptr, HEAP, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        emulated::members.clear();
+        for (Pe &pe : pes)
+            emulated::members.push_back(pe.heap);
         for (int me = 0; me < n; me++) {
+            for (int p = 0; p < n; p++)
+                pes[me].distances.delta[p] = pes[p].heap - pes[me].heap;
+            pes[me].distances.multicast = emulated::multicast - pes[me].heap;
             Team &t = pes[me].team;
             memset(&t, 0, sizeof(t));
             for (int p = 0; p < n; p++)
@@ -80,9 +91,9 @@ T value(u64 seed, int pe, u64 i)
     return (T)(int)((seed * 31 + pe * 7 + i * 3) % 17);
 }
 
-enum Kind { ONE_SHOT, TWO_SHOT, PUSH, LOW_LATENCY, BROADCAST, BROADCAST_LINES, FCOLLECT, FCOLLECT_LINES, ALLTOALL, ALLTOALL_LINES,
+enum Kind { ONE_SHOT, TWO_SHOT, MULTIMEM, PUSH, LOW_LATENCY, BROADCAST, BROADCAST_LINES, FCOLLECT, FCOLLECT_LINES, ALLTOALL, ALLTOALL_LINES,
             SCATTER, SCATTER_LINES, KINDS };
-const char *const NAMES[] = {"one_shot", "two_shot", "push", "low_latency", "broadcast", "broadcast_lines", "fcollect",
+const char *const NAMES[] = {"one_shot", "two_shot", "multimem", "push", "low_latency", "broadcast", "broadcast_lines", "fcollect",
                              "fcollect_lines", "alltoall", "alltoall_lines", "reduce_scatter", "reduce_scatter_lines"};
 
 void run_kernel(const Operation &o, Pe &pe)
@@ -93,6 +104,7 @@ void run_kernel(const Operation &o, Pe &pe)
     switch (o.kind) {
     case ONE_SHOT: return one_shot<T, Sum>(dst, src, o.count, pe.team);
     case TWO_SHOT: return two_shot<T, Sum>(dst, src, o.count, pe.team);
+    case MULTIMEM: return multimem_allreduce<T, Sum>(dst, src, o.count, pe.distances, pe.team);
     case PUSH: return push<T, Sum>(dst, src, o.count, pe.team);
     case LOW_LATENCY: return low_latency<T, Sum>(dst, src, o.count, pe.team);
     case BROADCAST: return broadcast((char *)dst, (const char *)src, nbytes, o.root, o.in_shares, pe.team);
@@ -110,7 +122,7 @@ T expected(const Operation &o, u64 seed, int me, int n, u64 i)
 {
     T sum = 0;
     switch (o.kind) {
-    case ONE_SHOT: case TWO_SHOT: case PUSH: case LOW_LATENCY:
+    case ONE_SHOT: case TWO_SHOT: case MULTIMEM: case PUSH: case LOW_LATENCY:
         sum = value(seed, 0, i);
         for (int p = 1; p < n; p++)
             sum += value(seed, p, i);
@@ -161,7 +173,7 @@ extern "C" int run_random(uint64_t seed, int n, int operations)
             o.count = 4 * 4 * 4 * o.grid * o.threads; /* what fits into the steps of a launch */
         o.src = random_bits() % 8;
         o.dst = HEAP / 2 / sizeof(T) + random_bits() % 8;
-        if ((o.kind == TWO_SHOT || o.kind == PUSH || o.kind == LOW_LATENCY || o.kind == BROADCAST || o.kind == BROADCAST_LINES) && random_bits() % 3 == 0)
+        if ((o.kind == TWO_SHOT || o.kind == MULTIMEM || o.kind == PUSH || o.kind == LOW_LATENCY || o.kind == BROADCAST || o.kind == BROADCAST_LINES) && random_bits() % 3 == 0)
             o.dst = o.src;
         const u64 data = random_bits() >> 20;
         for (int me = 0; me < n; me++) {

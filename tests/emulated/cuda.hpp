@@ -20,6 +20,7 @@
 #define __launch_bounds__(n)
 #define __grid_constant__
 #define NVSYM_EMULATED "primitives.hpp"
+#define NVSYM_EMULATED_MULTIMEM "multimem_primitives.hpp"
 
 struct Index {
     unsigned x, y, z;
