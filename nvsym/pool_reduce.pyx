@@ -6,7 +6,6 @@ from libc.stdlib cimport free, malloc
 
 from .memory cimport Buffer
 from .pool cimport SymmetricPool
-from .pool_memory cimport PoolMemory
 from .rma cimport job_stream
 from .team cimport Team
 
