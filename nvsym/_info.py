@@ -172,7 +172,7 @@ def _pool_capability():
 
     try:
         n = number_of_gpus()
-        reason = "this process sees no usable GPU"
+        reason: str | None = "this process sees no usable GPU"
         if n > 0:
             reason = SymmetricPool.why_unsupported([Device(i) for i in range(n)])
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a line of the report

@@ -514,7 +514,7 @@ def test_progress_is_visible_and_no_job_outlives_its_session(pytester, number):
             stderr=file,
             start_new_session=True,
             # What a shell runs in the background ignores the signal, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread of ours runs
         )
     try:
         wait_for(lambda: len(pids(pytester.path, "endless")) == 2, "the endless test")
