@@ -367,8 +367,8 @@ cdef object cuda_array_interface(void *ptr, object element, tuple shape, bint re
         "data": (0 if 0 in shape else <size_t> ptr, readonly),
         "version": 3,
         "strides": None,
-        # What is enqueued here may still be writing the memory; None: nothing is.
-        "stream": None if stream is None else stream.handle,
+        # What is enqueued here may still be writing the memory; None: nothing is. 1 is its name of the default stream.
+        "stream": None if stream is None else stream.handle or 1,
     }
 
 

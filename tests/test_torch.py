@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.f
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 PES = pytest.mark.pes(1, 2, 4)
+NODES = pytest.mark.pes(4, nodes=2)
 SHARED = [d for d in DTYPES if isinstance(getattr(torch, d.name, None), torch.dtype)]
 
 
@@ -160,6 +161,7 @@ def ranked(shape, rank, dtype=torch.float32):
 
 
 @PES
+@NODES
 def test_the_group(ctx, group):
     assert dist.get_backend() == "nvsym"
     assert (dist.get_rank(), dist.get_world_size()) == (ctx.my_pe(), ctx.n_pes())
@@ -195,6 +197,7 @@ def test_all_reduce(ctx, group, name, combine):
 
 
 @PES
+@NODES
 def test_all_reduce_forms(ctx, group):
     me, n = ctx.my_pe(), ctx.n_pes()
     total = n * (n + 1) / 2
@@ -258,6 +261,7 @@ def test_symmetric_tensors_are_used_where_they_are(ctx, group, monkeypatch):
 
 
 @PES
+@NODES
 def test_movement(ctx, group):
     """Everything that only moves data, for types without a reduction too."""
     me, n = ctx.my_pe(), ctx.n_pes()
@@ -305,6 +309,7 @@ def test_movement_of_odd_layouts(ctx, group):
 
 
 @PES
+@NODES
 def test_reduce_scatter(ctx, group):
     me, n = ctx.my_pe(), ctx.n_pes()
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
@@ -323,6 +328,7 @@ def test_reduce_scatter(ctx, group):
 
 
 @PES
+@NODES
 def test_all_to_all_with_sizes(ctx, group):
     me, n = ctx.my_pe(), ctx.n_pes()
     # Rank i sends i + 2j rows to rank j.
@@ -388,6 +394,7 @@ def test_work_and_futures(ctx, group):
 
 
 @pytest.mark.pes(2, 4)
+@NODES
 def test_errors(ctx, group):
     me, n = ctx.my_pe(), ctx.n_pes()
     with pytest.raises(nvsym.CollectiveError, match="different calls"):
@@ -434,6 +441,7 @@ def test_errors(ctx, group):
 
 
 @pytest.mark.pes(4)
+@NODES
 def test_groups(ctx, group):
     """Further groups, in an order of their own, at the same time and in different order on the ranks."""
     me = ctx.my_pe()
@@ -467,6 +475,7 @@ def test_groups(ctx, group):
 
 
 @PES
+@NODES
 def test_data_parallel(ctx, group):
     """DistributedDataParallel: the gradients of the mean over all ranks' samples."""
     me, n = ctx.my_pe(), ctx.n_pes()

@@ -60,7 +60,7 @@ def _store(ctx, timeout):
         _folders.append(folder)
         address = os.path.join(folder, "store")
     elif me == 0:
-        host = socket.getfqdn()
+        host = os.environ.get("MASTER_ADDR") or _own_name()
         served = dist.TCPStore(host, 0, n, is_master=True, wait_for_workers=False, **options)
         address = f"{host} {served.port}"
     address = _tell_all(address, me, n)
@@ -70,6 +70,16 @@ def _store(ctx, timeout):
         return served
     host, port = address.split()
     return dist.TCPStore(host, int(port), n, is_master=False, wait_for_workers=False, **options)
+
+
+def _own_name():
+    """What other nodes know this one as."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return socket.getfqdn()
+    return name
 
 
 def _tell_all(text, me, n):
