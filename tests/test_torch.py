@@ -3,6 +3,7 @@
 
 import gc
 import operator
+import os
 import pathlib
 import re
 import threading
@@ -585,3 +586,39 @@ def test_the_example_trains_as_gloo_does(mpirun, n):
     assert "the same on all ranks" in job.stdout
     assert job.stdout.endswith("the losses agree\n")
     assert not any(job.pe_stdout[1:])
+
+
+def test_a_killed_job_leaves_nothing_for_ever(tmp_path):
+    """The meeting point of a job that was killed is removed by the next one; that of a running one stays."""
+    import signal
+    import subprocess
+    import sys
+
+    code = """
+import nvsym.torch, os, signal, sys, torch.distributed as dist
+dist.init_process_group("nvsym", init_method="nvsym://?heap_size=16M")
+print("begun", flush=True)
+if len(sys.argv) > 1:
+    sys.stdin.read()
+"""
+    environ = {**os.environ, "NVSYM_SHM_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, "wait"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environ, "text": True}
+    running = subprocess.Popen(command, **pipes)
+    killed = subprocess.Popen(command, **pipes)
+    try:
+        assert running.stdout.readline() == killed.stdout.readline() == "begun\n"
+        assert len(list(tmp_path.glob("nvsym-torch-*"))) == 2
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(30)
+        subprocess.run(command[:-1], env=environ, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        assert len(list(tmp_path.glob("nvsym-torch-*"))) == 1
+        running.communicate("", timeout=60)
+        assert running.returncode == 0
+    finally:
+        for process in (running, killed):
+            process.kill()
+            process.wait(30)
+            process.stdin.close()
+            process.stdout.close()
+    assert not list(tmp_path.glob("nvsym-torch-*"))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import glob
 import os
 import shutil
 import socket
@@ -19,6 +21,7 @@ from nvsym._settings import load
 from .process_group import create, job_begun
 
 _ADDRESS_BYTES = 1024
+_PREFIX = "nvsym-torch-"
 _INIT_OPTIONS = ("backend", "heap_size", "bootstrap")
 
 _folders: list[str] = []
@@ -56,9 +59,7 @@ def _store(ctx, timeout):
     served = None
     address = ""
     if me == 0 and one_node:
-        folder = tempfile.mkdtemp(prefix="nvsym-torch-", dir=load()["NVSYM_SHM_DIR"])  # mode 0700
-        _folders.append(folder)
-        address = os.path.join(folder, "store")
+        address = os.path.join(_new_folder(load()["NVSYM_SHM_DIR"]), "store")
     elif me == 0:
         host = os.environ.get("MASTER_ADDR") or _own_name()
         served = dist.TCPStore(host, 0, n, is_master=True, wait_for_workers=False, **options)
@@ -70,6 +71,27 @@ def _store(ctx, timeout):
         return served
     host, port = address.split()
     return dist.TCPStore(host, int(port), n, is_master=False, wait_for_workers=False, **options)
+
+
+def _new_folder(parent):
+    """A folder that only this user can open. Those of processes that were killed are removed: nobody holds their locks."""
+    for old in glob.glob(os.path.join(parent, f"{_PREFIX}*")):
+        try:
+            lock = os.open(os.path.join(old, "lock"), os.O_RDWR)
+        except OSError:
+            continue  # another user's, or just being made
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+        except BlockingIOError:
+            pass  # in use
+        finally:
+            os.close(lock)
+    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)  # mode 0700
+    lock = os.open(os.path.join(folder, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends, in whatever way
+    _folders.append(folder)
+    return folder
 
 
 def _own_name():

@@ -18,7 +18,8 @@ class Options:
         Bytes of the symmetric heap of each PE, where there is no job yet. Default: NVSYM_HEAP_SIZE.
     staging : int or str, optional
         Bytes of symmetric memory through which the default group sends tensors that are not in symmetric memory
-        themselves. Longer ones go in pieces. Default: 16 MiB in host memory, 64 MiB on GPUs.
+        themselves. Longer ones go in pieces. Default: 16 MiB in host memory, 64 MiB on GPUs, but at most an eighth of the
+        heap.
     groups : int
         How many further groups (`new_group`) may exist at a time on a PE. Each has a quarter of `staging`.
     """

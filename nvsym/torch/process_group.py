@@ -80,7 +80,7 @@ def _begin(options, ranks, rank, size):
             "PEs in their order. Start the program by mpirun, and let RANK and WORLD_SIZE be those of MPI, or use "
             'init_method="nvsym://"'
         )
-    _shared.staging = Staging(options, ctx.device.is_host, n)
+    _shared.staging = Staging(options, ctx)
     _shared.job_is_ours |= fresh
 
 

@@ -50,14 +50,15 @@ class Staging:
     It is allocated once, by all PEs, since a group is made by its members alone. Its first slot is the largest.
     """
 
-    def __init__(self, options: Options, on_host: bool, pes: int):
-        first = _HOST_BYTES if on_host else _GPU_BYTES
+    def __init__(self, options: Options, ctx: nvsym.SHMEMContext):
         if options.staging is not None:
             first = parse_size(options.staging)
+        else:
+            first = min(_HOST_BYTES if ctx.device.is_host else _GPU_BYTES, ctx.heap.largest_free // 8)
         if isinstance(options.groups, bool) or not 0 <= int(options.groups) <= 62:
             raise ValueError(f"groups: {options.groups!r} is not in 0..62")
         # The smallest part holds a piece for each PE, in and out.
-        self._first = max(first // (4 * ALIGN), 4 * pes, 64) * (4 * ALIGN)
+        self._first = max(first // (4 * ALIGN), 4 * ctx.n_pes(), 64) * (4 * ALIGN)
         self._other = self._first // 4
         self._groups = int(options.groups)
         self._free = (1 << self._groups) - 1
