@@ -4,7 +4,7 @@
 # Symmetric addresses are the local PE's, as in OpenSHMEM. `stream` is a raw stream of the backend's runtime; NULL is the
 # default one. `keep` lives until the operation is done with it. Arguments have been checked by the caller: types, sizes, that
 # the PE exists, that the memory is live.
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from .agreement cimport Agreement
 from .device cimport Device
@@ -13,13 +13,14 @@ from .status cimport Status
 from .stream cimport Stream
 
 cdef extern from "nvsym/api.h" nogil:
-    int64_t NVSYM_FAR
+    enum:
+        NVSYM_DIRECT_PES
 
     ctypedef struct nvsym_direct:
-        uint32_t        n
-        int32_t         my_pe
-        const int64_t * delta
-        const int64_t * signal_delta
+        int32_t n_pes
+        int32_t my_pe
+        int64_t reach[NVSYM_DIRECT_PES]
+        int64_t signal_reach[NVSYM_DIRECT_PES]
 
     ctypedef struct nvsym_team:
         int32_t         my_pe
@@ -36,7 +37,7 @@ cdef struct Functions:
     void *       ctx            # NULL: there is no job
     void *       world          # nvsym_team of TEAM_WORLD
     int          algorithm      # of an allreduce that names none
-    nvsym_direct direct
+    nvsym_direct direct         # zeros at first: nobody is in reach
     bint   (*symmetric)(void *ctx, const void *ptr, size_t nbytes) noexcept nogil
     void * (*peer_ptr)(void *ctx, const void *ptr, int pe) noexcept nogil
     int    (*put)(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil

@@ -121,7 +121,7 @@ cdef int closed(Status *status) noexcept nogil:
 
 cdef int bad_pe(Status *status, int pe, Functions *f) noexcept nogil:
     status.code = STATUS_ARGUMENT
-    snprintf(status.text, STATUS_TEXT, b"pe: %d is not in 0..%d", pe, <int> f.direct.n - 1)
+    snprintf(status.text, STATUS_TEXT, b"pe: %d is not in 0..%d", pe, f.direct.n_pes - 1)
     return status.code
 
 
@@ -169,12 +169,12 @@ cdef int c_my_pe() noexcept nogil:
 
 
 cdef int c_n_pes() noexcept nogil:
-    return <int> job_functions().direct.n
+    return job_functions().direct.n_pes
 
 
 cdef void *c_peer_ptr(const void *ptr, int pe) noexcept nogil:
     cdef Functions *f = job_functions()
-    if f.ctx == NULL or <uint32_t> pe >= f.direct.n:
+    if f.ctx == NULL or <uint32_t> pe >= <uint32_t> f.direct.n_pes:
         return NULL
     return f.peer_ptr(f.ctx, ptr, pe)
 
@@ -184,7 +184,7 @@ cdef int c_put(void *dest, const void *source, size_t nbytes, int pe, void *stre
     cdef Status *status = fresh()
     if f.ctx == NULL:
         return closed(status)
-    if <uint32_t> pe >= f.direct.n:
+    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
         return bad_pe(status, pe, f)
     if not f.symmetric(f.ctx, dest, nbytes):
         return not_symmetric(status, b"dest", dest, nbytes)
@@ -196,7 +196,7 @@ cdef int c_get(void *dest, const void *source, size_t nbytes, int pe, void *stre
     cdef Status *status = fresh()
     if f.ctx == NULL:
         return closed(status)
-    if <uint32_t> pe >= f.direct.n:
+    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
         return bad_pe(status, pe, f)
     if not f.symmetric(f.ctx, source, nbytes):
         return not_symmetric(status, b"source", source, nbytes)
@@ -209,7 +209,7 @@ cdef int c_put_signal(void *dest, const void *source, size_t nbytes, uint64_t *s
     cdef Status *status = fresh()
     if f.ctx == NULL:
         return closed(status)
-    if <uint32_t> pe >= f.direct.n:
+    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
         return bad_pe(status, pe, f)
     if not f.symmetric(f.ctx, dest, nbytes):
         return not_symmetric(status, b"dest", dest, nbytes)
@@ -223,7 +223,7 @@ cdef int c_signal_op(uint64_t *signal, uint64_t value, int op, int pe, void *str
     cdef Status *status = fresh()
     if f.ctx == NULL:
         return closed(status)
-    if <uint32_t> pe >= f.direct.n:
+    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
         return bad_pe(status, pe, f)
     if check_signal(f, signal, status) or check_op(op, status):
         return status.code

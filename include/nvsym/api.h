@@ -34,16 +34,17 @@ enum nvsym_status {
     NVSYM_ERROR_ARGUMENT     /* ValueError: the argument is named in nvsym_last_error() */
 };
 
-/* Which PEs this process can store to with its own instructions. delta[pe] leads from a symmetric address here to the same
- * one of the PE, NVSYM_FAR: it does not. Signals have a table of their own: where some PEs are on other nodes, MPI makes
- * all updates of signals, so that those of one signal do not get lost. */
-#define NVSYM_FAR INT64_MIN
+/* Which PEs this process can store to with its own instructions: reach[pe] is the way from a symmetric address here to the same
+ * one of the PE, plus one; 0: there is none, so that a table of zeros reaches nobody. Signals have a table of their own: where some PEs
+ * are on other nodes, MPI makes all updates of signals, so that those of one signal do not get lost. PEs beyond the tables are
+ * reached through the functions. */
+#define NVSYM_DIRECT_PES 1024
 
 typedef struct nvsym_direct {
-    uint32_t n; /* entries of both tables: the PEs of the job, 0 while there is none */
-    int32_t my_pe;
-    const int64_t *delta;
-    const int64_t *signal_delta;
+    int32_t n_pes; /* 0 while there is no job */
+    int32_t my_pe; /* -1 then */
+    int64_t reach[NVSYM_DIRECT_PES];
+    int64_t signal_reach[NVSYM_DIRECT_PES];
 } nvsym_direct;
 
 /* A team as the functions take it: nvsym_team_of() gives that of a Team. NULL is TEAM_WORLD. */

@@ -34,7 +34,7 @@ extern "C" {
 
 /* ---- before nvsym_import() ------------------------------------------------------------------------------------------ */
 
-static const nvsym_direct nvsym_no_direct NVSYM_UNUSED = {0, -1, NULL, NULL};
+static nvsym_direct nvsym_no_direct NVSYM_UNUSED = {0, -1, {0}, {0}};
 static const nvsym_direct *nvsym_direct_ NVSYM_UNUSED = &nvsym_no_direct;
 static const nvsym_api *nvsym_api_ NVSYM_UNUSED = NULL;
 
@@ -87,26 +87,26 @@ NVSYM_UNUSED static int nvsym_raise(int status)
 
 /* This PE's number and the number of PEs; -1 and 0 where there is no job. */
 NVSYM_INLINE_API int nvsym_my_pe(void) { return nvsym_direct_->my_pe; }
-NVSYM_INLINE_API int nvsym_n_pes(void) { return (int)nvsym_direct_->n; }
+NVSYM_INLINE_API int nvsym_n_pes(void) { return nvsym_direct_->n_pes; }
 
-/* The way from a symmetric address here to the same one of a PE, NVSYM_FAR where its memory is not this processor's. */
-NVSYM_INLINE_API int64_t nvsym_delta(int pe)
+/* See api.h. 0 also for a PE that does not exist: the functions of the table say so. */
+NVSYM_INLINE_API int64_t nvsym_reach(int pe) { return (uint32_t)pe < NVSYM_DIRECT_PES ? nvsym_direct_->reach[pe] : 0; }
+
+NVSYM_INLINE_API int64_t nvsym_signal_reach(int pe)
 {
-    return NVSYM_LIKELY((uint32_t)pe < nvsym_direct_->n) ? nvsym_direct_->delta[pe] : NVSYM_FAR;
+    return (uint32_t)pe < NVSYM_DIRECT_PES ? nvsym_direct_->signal_reach[pe] : 0;
 }
 
-NVSYM_INLINE_API int64_t nvsym_signal_delta(int pe)
-{
-    return NVSYM_LIKELY((uint32_t)pe < nvsym_direct_->n) ? nvsym_direct_->signal_delta[pe] : NVSYM_FAR;
-}
+/* A symmetric address as it is on a PE that is in reach. */
+NVSYM_INLINE_API char *nvsym_there(const void *ptr, int64_t reach) { return (char *)ptr + reach - 1; }
 
 /* The address of PE's copy, as the processor that has the memory sees it; NULL: it cannot be addressed from here, or there
  * is no such PE. Stays valid as long as the buffer. */
 NVSYM_INLINE_API void *nvsym_peer_ptr(const void *ptr, int pe)
 {
-    const int64_t delta = nvsym_delta(pe);
-    if (NVSYM_LIKELY(delta != NVSYM_FAR))
-        return (char *)ptr + delta;
+    const int64_t reach = nvsym_reach(pe);
+    if (NVSYM_LIKELY(reach != 0))
+        return nvsym_there(ptr, reach);
     return nvsym_api_ ? nvsym_api_->peer_ptr(ptr, pe) : NULL;
 }
 
@@ -115,9 +115,9 @@ NVSYM_INLINE_API void *nvsym_peer_ptr(const void *ptr, int pe)
 /* Copy nbytes at source, here, to dest on a PE. */
 NVSYM_INLINE_API int nvsym_put(void *dest, const void *source, size_t nbytes, int pe, nvsym_stream_t stream)
 {
-    const int64_t delta = nvsym_delta(pe);
-    if (NVSYM_LIKELY(stream == NULL && delta != NVSYM_FAR)) {
-        memcpy((char *)dest + delta, source, nbytes);
+    const int64_t reach = nvsym_reach(pe);
+    if (NVSYM_LIKELY(stream == NULL && reach != 0)) {
+        memcpy(nvsym_there(dest, reach), source, nbytes);
         return NVSYM_OK;
     }
     return NVSYM_CALL(put(dest, source, nbytes, pe, stream));
@@ -126,9 +126,9 @@ NVSYM_INLINE_API int nvsym_put(void *dest, const void *source, size_t nbytes, in
 /* Copy nbytes at source on a PE to dest, here. */
 NVSYM_INLINE_API int nvsym_get(void *dest, const void *source, size_t nbytes, int pe, nvsym_stream_t stream)
 {
-    const int64_t delta = nvsym_delta(pe);
-    if (NVSYM_LIKELY(stream == NULL && delta != NVSYM_FAR)) {
-        memcpy(dest, (const char *)source + delta, nbytes);
+    const int64_t reach = nvsym_reach(pe);
+    if (NVSYM_LIKELY(stream == NULL && reach != 0)) {
+        memcpy(dest, nvsym_there(source, reach), nbytes);
         return NVSYM_OK;
     }
     return NVSYM_CALL(get(dest, source, nbytes, pe, stream));
@@ -137,9 +137,9 @@ NVSYM_INLINE_API int nvsym_get(void *dest, const void *source, size_t nbytes, in
 /* Set a signal on a PE (NVSYM_SIGNAL_SET), or add to it (NVSYM_SIGNAL_ADD), behind the puts before it. */
 NVSYM_INLINE_API int nvsym_signal_update(uint64_t *signal, uint64_t value, int op, int pe, nvsym_stream_t stream)
 {
-    const int64_t delta = nvsym_signal_delta(pe);
-    if (NVSYM_LIKELY(stream == NULL && delta != NVSYM_FAR && (op == NVSYM_SIGNAL_SET || op == NVSYM_SIGNAL_ADD))) {
-        uint64_t *there = (uint64_t *)((char *)signal + delta);
+    const int64_t reach = nvsym_signal_reach(pe);
+    if (NVSYM_LIKELY(stream == NULL && reach != 0 && (op == NVSYM_SIGNAL_SET || op == NVSYM_SIGNAL_ADD))) {
+        uint64_t *there = (uint64_t *)(void *)nvsym_there(signal, reach);
         if (op == NVSYM_SIGNAL_SET)
             __atomic_store_n(there, value, __ATOMIC_RELEASE);
         else
@@ -153,10 +153,10 @@ NVSYM_INLINE_API int nvsym_signal_update(uint64_t *signal, uint64_t value, int o
 NVSYM_INLINE_API int nvsym_put_signal(void *dest, const void *source, size_t nbytes, uint64_t *signal, uint64_t value, int op,
                                       int pe, nvsym_stream_t stream)
 {
-    const int64_t delta = nvsym_signal_delta(pe); /* the PEs that take signals so take data so */
-    if (NVSYM_LIKELY(stream == NULL && delta != NVSYM_FAR && (op == NVSYM_SIGNAL_SET || op == NVSYM_SIGNAL_ADD))) {
-        uint64_t *there = (uint64_t *)((char *)signal + delta);
-        memcpy((char *)dest + delta, source, nbytes);
+    const int64_t reach = nvsym_signal_reach(pe); /* who takes signals so takes data so */
+    if (NVSYM_LIKELY(stream == NULL && reach != 0 && (op == NVSYM_SIGNAL_SET || op == NVSYM_SIGNAL_ADD))) {
+        uint64_t *there = (uint64_t *)(void *)nvsym_there(signal, reach);
+        memcpy(nvsym_there(dest, reach), source, nbytes);
         if (op == NVSYM_SIGNAL_SET)
             __atomic_store_n(there, value, __ATOMIC_RELEASE);
         else
@@ -184,8 +184,7 @@ NVSYM_INLINE_API int nvsym_compare_values(uint64_t a, int cmp, uint64_t b)
  * the caller holds it. */
 NVSYM_INLINE_API int nvsym_signal_wait_until(uint64_t *signal, int cmp, uint64_t value, nvsym_stream_t stream)
 {
-    if (stream == NULL && (uint32_t)nvsym_direct_->my_pe < nvsym_direct_->n &&
-        nvsym_direct_->delta[nvsym_direct_->my_pe] != NVSYM_FAR && nvsym_compare_values(nvsym_signal_fetch(signal), cmp, value))
+    if (stream == NULL && nvsym_reach(nvsym_direct_->my_pe) != 0 && nvsym_compare_values(nvsym_signal_fetch(signal), cmp, value))
         return NVSYM_OK;
     return NVSYM_CALL(signal_wait_until(signal, cmp, value, stream));
 }

@@ -24,7 +24,7 @@ from .host_segment import Segment
 from ..agreement cimport Agreement
 from ..backend cimport (
     ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, COLL_ALLTOALL, COLL_BARRIER,
-    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, NVSYM_FAR, Backend,
+    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, NVSYM_DIRECT_PES, Backend,
     Functions, TeamData, nvsym_team_t)
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
@@ -122,8 +122,7 @@ cdef struct HostState:
     int       n_local
     int32_t * local_of      # position in the segment of each PE, -1: on another node
     int32_t * pe_of         # and back
-    int64_t * delta         # from this PE's region to that of each PE of the node, NVSYM_FAR: it is on another one
-    int64_t * signal_delta  # the same for signals, which MPI updates for all PEs of a job of several nodes
+    int64_t * delta         # from this PE's region to that of each PE of the node
     int       spin
     char *    heap          # this PE's
     size_t    heap_bytes
@@ -194,7 +193,6 @@ cdef class HostBackend(Backend):
         free(self.state.local_of)
         free(self.state.pe_of)
         free(self.state.delta)
-        free(self.state.signal_delta)
 
     # ---- the job ----------------------------------------------------------------------------------------------------
 
@@ -244,12 +242,10 @@ cdef class HostBackend(Backend):
         s.local_of = <int32_t *> calloc(self.n_pes, sizeof(int32_t))
         s.pe_of = <int32_t *> calloc(s.n_local, sizeof(int32_t))
         s.delta = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
-        s.signal_delta = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
-        if s.local_of == NULL or s.pe_of == NULL or s.delta == NULL or s.signal_delta == NULL:
+        if s.local_of == NULL or s.pe_of == NULL or s.delta == NULL:
             raise MemoryError("no memory for the table of PEs")
         for pe in range(self.n_pes):
             s.local_of[pe] = -1
-            s.delta[pe] = s.signal_delta[pe] = NVSYM_FAR
         for i, pe in enumerate(local):
             s.local_of[pe] = i
             s.pe_of[i] = pe
@@ -304,8 +300,6 @@ cdef class HostBackend(Backend):
         s.region = s.base + me * s.stride
         for i in range(s.n_local):
             s.delta[s.pe_of[i]] = <int64_t> (i - me) * <int64_t> s.stride
-            if not s.several_nodes:
-                s.signal_delta[s.pe_of[i]] = s.delta[s.pe_of[i]]
         (<nvsym_pe_ctl *> s.region).pid = os.getpid()
         nvsym_store32(&(<nvsym_pe_ctl *> s.region).state, NVSYM_PE_RUNNING)
         agreement.vote("entering the shared segment of a node")
@@ -628,9 +622,14 @@ cdef class HostBackend(Backend):
         return self.submit(run_fail, &op, stream, None if stream == NULL else (team, text))
 
     cdef int functions(self, Functions *f) except -1:
+        cdef int pe
         f.ctx = &self.state
-        f.direct.n, f.direct.my_pe = self.n_pes, self.my_pe
-        f.direct.delta, f.direct.signal_delta = self.state.delta, self.state.signal_delta
+        f.direct.n_pes, f.direct.my_pe = self.n_pes, self.my_pe
+        for pe in range(min(self.n_pes, <int> NVSYM_DIRECT_PES)):
+            if self.state.local_of[pe] >= 0:
+                f.direct.reach[pe] = self.state.delta[pe] + 1
+                if not self.state.several_nodes:    # else MPI updates the signals of all PEs
+                    f.direct.signal_reach[pe] = self.state.delta[pe] + 1
         self.state.heap = self.state.region + self.control_bytes
         self.state.heap_bytes = self.heap_bytes
         f.symmetric, f.peer_ptr = c_symmetric, c_peer_ptr
@@ -1244,7 +1243,7 @@ cdef bint c_symmetric(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
 
 cdef void *c_peer_ptr(void *ctx, const void *ptr, int pe) noexcept nogil:
     cdef HostState *h = <HostState *> ctx
-    return NULL if h.delta[pe] == NVSYM_FAR else <char *> ptr + h.delta[pe]
+    return NULL if h.local_of[pe] < 0 else <char *> ptr + h.delta[pe]
 
 
 cdef int c_put(void *ctx, void *dest, const void *src, size_t nbytes, int pe, void *stream, Status *status) noexcept nogil:

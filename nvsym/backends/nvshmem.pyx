@@ -31,8 +31,7 @@ from .._nvshmem cimport (
     uniqueid_initializer)
 from ..agreement cimport Agreement
 from ..backend cimport (
-    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, NVSYM_FAR, Backend, Functions, TeamData,
-    nvsym_team_t)
+    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, Backend, Functions, TeamData, nvsym_team_t)
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
@@ -121,14 +120,12 @@ cdef class NvshmemBackend(Backend):
     cdef str         no_multicast
     cdef list        _capabilities
     cdef int         sharing            # PEs on this GPU
-    cdef int64_t *   far                # NVSYM_FAR for each PE
     cdef nvshmemx_uniqueid_t uid        # NVSHMEM keeps a pointer to it
     cdef CUmodule    amo_module
     cdef CUfunction  amo[2][AMO_COUNT][2]   # by int or float, operation, 4 or 8 bytes
     cdef void *      amo_result         # pinned
 
     def __dealloc__(self):
-        free(self.far)
         free(self.near)
 
     # ---- the job ----------------------------------------------------------------------------------------------------
@@ -1052,15 +1049,8 @@ cdef class NvshmemBackend(Backend):
         return None
 
     cdef int functions(self, Functions *f) except -1:
-        cdef int pe
-        # No processor instruction of the host reaches the memory of a GPU.
-        self.far = <int64_t *> calloc(self.n_pes, sizeof(int64_t))
-        if self.far == NULL:
-            raise MemoryError("no memory for the table of PEs")
-        for pe in range(self.n_pes):
-            self.far[pe] = NVSYM_FAR
         f.ctx = <void *> self
-        f.direct.n, f.direct.my_pe, f.direct.delta, f.direct.signal_delta = self.n_pes, self.my_pe, self.far, self.far
+        f.direct.n_pes, f.direct.my_pe = self.n_pes, self.my_pe     # in reach of the host's instructions is nobody: it is GPU memory
         f.symmetric, f.peer_ptr = c_symmetric, c_peer_ptr
         f.put, f.get, f.put_signal, f.signal_op, f.signal_wait = c_put, c_get, c_put_signal, c_signal_op, c_signal_wait
         f.quiet, f.barrier, f.reduce, f.fail_reduce = c_quiet, c_barrier, c_reduce, c_fail_reduce
