@@ -4,8 +4,8 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from nvsym cimport (
-    NVSYM_CMP_GE, NVSYM_SIGNAL_SET, SHMEMBuffer, import_nvsym, nvsym_check, nvsym_data, nvsym_peer_ptr, nvsym_put,
-    nvsym_put_signal, nvsym_signal_op, nvsym_signal_wait_until)
+    NVSYM_SIGNAL_SET, SHMEMBuffer, import_nvsym, nvsym_check, nvsym_data, nvsym_peer_ptr, nvsym_put,
+    nvsym_put_signal, nvsym_signal_op)
 
 cdef extern from "by_hand.h" nogil:
     void hand_store(uint64_t *there, uint64_t value, uint64_t *flag, uint64_t number) noexcept
@@ -78,7 +78,10 @@ def issue(str how, SHMEMBuffer slots not None, SHMEMBuffer flag not None, int pe
 
 
 def bounce(bint by_hand, SHMEMBuffer slots not None, SHMEMBuffer flag not None, int me, uint64_t first, int64_t n):
-    """Nanoseconds of `n` rounds in which 8 bytes and a flag go to the other of two PEs and come back. `first`: of the flag."""
+    """Nanoseconds of `n` rounds in which 8 bytes and a flag go to the other of two PEs and come back. `first`: of the flag.
+
+    Both ways wait alike, so that they differ in the put alone.
+    """
     cdef uint64_t *data = nvsym_data[uint64_t](slots)
     cdef uint64_t *signal = nvsym_data[uint64_t](flag)
     cdef int other = 1 - me
@@ -104,10 +107,10 @@ def bounce(bint by_hand, SHMEMBuffer slots not None, SHMEMBuffer flag not None, 
                     hand_store(there, value, signal_there, number)
             elif me == 0:
                 failed |= nvsym_put_signal(data, &value, sizeof(value), signal, number, NVSYM_SIGNAL_SET, other, NULL)
-                failed |= nvsym_signal_wait_until(signal, NVSYM_CMP_GE, number, NULL)
+                hand_wait(signal, number)
                 value = data[0]
             else:
-                failed |= nvsym_signal_wait_until(signal, NVSYM_CMP_GE, number, NULL)
+                hand_wait(signal, number)
                 value = data[0]
                 failed |= nvsym_put_signal(data, &value, sizeof(value), signal, number, NVSYM_SIGNAL_SET, other, NULL)
     cdef int64_t end = now_ns()
