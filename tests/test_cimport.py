@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C interface, as another package sees it: built against the installed wheel in an environment of its own, then run."""
 
+import json
 import os
 import pathlib
 import re
@@ -203,6 +204,41 @@ def test_functions_on_simulated_gpus(mpirun, probe, name):
 
 def test_waiting(mpirun, probe):
     run_check(mpirun, probe, "waiting", 2, env={"NVSYM_TIMEOUT": "1.5"})
+
+
+def test_benchmark():
+    """It builds, runs, checks what arrived, and says what it found; how fast this machine is now is not tested."""
+    pytest.importorskip("Cython", reason="Cython is not installed")
+    environ = {
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    command = [sys.executable, ROOT / "benchmarks" / "cimport_put", "--json", "--batches", 3]
+    result = installed.run(command, env=environ, check=False)
+    found = json.loads(result.stdout)
+    assert result.returncode == (0 if found["met"] else 1), result.stderr
+    assert set(found["issue"]) == {"by hand", "put_signal", "put, signal_op", "through the table"}
+    assert set(found["one way"]) == {"by hand", "put_signal"}
+    assert all(row["ns"] > 0 for rows in ("issue", "one way") for row in found[rows].values())
+    assert found["met"] == all(found[rows]["put_signal"]["ratio"] <= found["bar"] for rows in ("issue", "one way"))
+
+
+# Parts of the inlined functions.
+HELPERS = {"nvsym_reach", "nvsym_signal_reach", "nvsym_there", "nvsym_compare_values", "nvsym_imported"}
+
+
+def test_every_function_is_declared_and_documented():
+    header = (ROOT / "include" / "nvsym" / "nvsym.h").read_text()
+    declared = (ROOT / "nvsym" / "__init__.pxd").read_text()
+    documented = (ROOT / "docs" / "cimport.md").read_text()
+    functions = set(re.findall(r"^(?:NVSYM_INLINE_API|NVSYM_UNUSED static)[^(\n]*?(nvsym_\w+)\(", header, re.MULTILINE))
+    assert {"nvsym_put", "nvsym_allreduce", "nvsym_team_of"} <= functions
+    assert [name for name in functions - HELPERS if not re.search(rf'\b{name}[("]', declared)] == []
+    assert [name for name in functions - HELPERS if not re.search(rf"\b{name}\b", documented)] == []
+    # And every entry of the table is filled.
+    entries = set(re.findall(r"\(\*(\w+)\)\(", (ROOT / "include" / "nvsym" / "api.h").read_text()))
+    filled = (ROOT / "nvsym" / "capi.pyx").read_text()
+    assert [name for name in entries if not re.search(rf"_table\.{name}_?\b", filled)] == []
 
 
 #  What does not fit together  -------------------------------------------------------------------------------------

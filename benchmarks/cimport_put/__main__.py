@@ -49,7 +49,7 @@ def summary(samples):
     return {how: {"ns": time, "ratio": time / first} for how, time in medians.items()}
 
 
-def program(folder):
+def program(folder, batches):
     """The job: two PEs. PE 0 prints the result as JSON."""
     sys.path.insert(0, str(folder))
     import loops
@@ -62,7 +62,7 @@ def program(folder):
         slots, flag = nvsym.SHMEMBuffer[np.uint64].zeros(512), nvsym.SHMEMBuffer[np.uint64].zeros(1)
         samples = {how: [] for how in WAYS}
         # Each way first in turn: a slow moment of the machine hits all of them alike.
-        for batch in range(BATCHES):
+        for batch in range(batches):
             ctx.barrier_all()
             for i in range(len(WAYS)):
                 how = WAYS[(batch + i) % len(WAYS)]
@@ -76,7 +76,7 @@ def program(folder):
         ctx.barrier_all()
         bounced = {"by hand": [], "put_signal": []}
         first = 0
-        for batch in range(BATCHES):
+        for batch in range(batches):
             for i in range(2):
                 by_hand = (batch + i) % 2 == 0
                 ctx.barrier_all()
@@ -91,11 +91,12 @@ def main():
     parser = argparse.ArgumentParser(prog="benchmarks/cimport_put", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="the result as JSON")
     parser.add_argument("--mpi", choices=("mpich", "openmpi"), help="as for nvsym._launch")
+    parser.add_argument("--batches", type=int, default=BATCHES, help=f"of each way (default: {BATCHES})")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         build(pathlib.Path(folder))
         mpi = [] if options.mpi is None else ["--mpi", options.mpi]
-        command = [sys.executable, "-m", "nvsym._launch", *mpi, "-n", "2", "--", HERE, "--job", folder]
+        command = [sys.executable, "-m", "nvsym._launch", *mpi, "-n", "2", "--", HERE, "--job", folder, options.batches]
         result = subprocess.run(
             [str(word) for word in command], stdout=subprocess.PIPE, text=True, check=False, timeout=600
         )
@@ -120,6 +121,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
-        program(sys.argv[2])
+        program(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(main())
