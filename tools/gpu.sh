@@ -6,6 +6,7 @@
 #   tools/gpu.sh test [CONFIGURATION ...] [-- PYTEST ARGUMENTS]     configurations: 1, 2-no-mps, 2, 4; default: all
 #   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4; gpus, gpus2 ... (a PE on each)
 #   tools/gpu.sh memcheck [-- PYTEST ARGUMENTS]                     the suite with 1 PE under compute-sanitizer
+#   tools/gpu.sh soak [-- ARGUMENTS]                               a million replayed allreduces on 2 PEs (tools/soak.py)
 #
 # It uses one GPU, the first that CUDA_VISIBLE_DEVICES names; the configuration "gpus" uses all of them. Several PEs share one
 # under MPS, which it starts for itself and stops, or without. From the environment:
@@ -28,8 +29,8 @@ die() {
 mode=${1:-}
 [ $# -gt 0 ] && shift
 case $mode in
-test | bench | memcheck) ;;
-*) sed -n '4,20s/^# \{0,1\}//p' "$0" && exit 2 ;;
+test | bench | memcheck | soak) ;;
+*) sed -n '4,21s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac
 configurations=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -153,6 +154,10 @@ fi
 
 case $mode in
 test)
+    # Else the PEs would compile one after the other, in the tests.
+    capability=$("$smi" --query-gpu=compute_cap --format=csv,noheader | head -1)
+    echo "== compiling the kernels for ${capability}"
+    "$PYTHON" tools/precompile.py "${capability//./}" || die "the kernels do not compile"
     for configuration in "${configurations[@]}"; do
         pes=${configuration%%-*}
         case $configuration in
@@ -164,6 +169,9 @@ test)
         read -ra command <<<"$(pytest_for "$pes")"
         run "$title" "$pes" "$mps" "${command[@]}" ${rest[@]+"${rest[@]}"}
     done
+    ;;
+soak)
+    run "soak, 2 PEs, MPS" 2 mps "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n 2 -- tools/soak.py ${rest[@]+"${rest[@]}"}
     ;;
 memcheck)
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
