@@ -52,6 +52,12 @@ def test_random_sequences(emulated, n):
         assert emulated.run_random(ctypes.c_uint64(seed), n, 50) == 0, emulated.last_message()
 
 
+@pytest.mark.parametrize(("nodes", "local"), [(2, 1), (2, 2), (3, 2), (2, 4)])
+def test_two_levels(emulated, nodes, local):
+    for seed in range(5):
+        assert emulated.run_levels(ctypes.c_uint64(seed), nodes, local, 20) == 0, emulated.last_message()
+
+
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_missing_pe_is_named(emulated, n):
     """Every kernel stops within the time limit, and names the one PE that did not come."""

@@ -30,7 +30,7 @@ def cache(tmp_path, monkeypatch):
 
 
 # Those of the same template are one compilation each and no more.
-FLOAT8_ALIKE = {"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e5m2fnuz"}
+FLOAT8_ALIKE = {"float8_e3m4", "float8_e4m3", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz"}
 
 
 def combinations():
@@ -49,7 +49,7 @@ def test_types_and_operators_are_nvsyms():
 
 def test_all_kernels_compile(cache):
     calls = [(compiler.allreduce_cubin, compiler.KERNELS, arguments) for arguments in combinations()]
-    scattered = [("float32", "sum", 80), ("bfloat16", "max", 90), ("float8_e4m3fn", "sum", 100), ("bool", "xor", 90)]
+    scattered = [("float32", "sum", 80), ("bfloat16", "max", 90), ("float8_e4m3fnuz", "sum", 100), ("bool", "xor", 90)]
     calls += [(compiler.reduce_scatter_cubin, compiler.SCATTERS, arguments) for arguments in scattered]
     calls += [(compiler.levels_cubin, compiler.LEVELS, arguments) for arguments in scattered]
     for cubin_of, kernels in ((compiler.moves_cubin, compiler.MOVES), (compiler.put_cubin, compiler.PUTS)):

@@ -21,7 +21,7 @@ struct Share {
     }
 };
 
-/* No barrier at the end: level_out() begins with one. */
+/* No barrier at the end: what level_out() overwrites on another PE are elements of this PE's share, which no other PE reads. */
 template <class T, class Op>
 __device__ __forceinline__ void level_in(typename Element<T>::Sum *sums, const T *src, u64 count, const Team &t)
 {
@@ -40,25 +40,23 @@ __device__ __forceinline__ void level_in(typename Element<T>::Sum *sums, const T
     end_epoch(t, epoch);
 }
 
-/* `rows`: the sums of this share of each node, one behind the other. */
+/* All PEs of the node have begun level_in() of this call, and are done with what was in dst. `rows`: the sums of this share of each node, one behind the other. */
 template <class T, class Op>
 __device__ __forceinline__ void level_out(T *dst, const typename Element<T>::Sum *rows, u64 count, int nodes, const Team &t)
 {
     typedef Element<T> E;
     const u32 epoch = next_epoch(t);
-    if (meet(t, 0, epoch)) { /* all are done with the operands */
-        const Share share(count, t.me, t.n);
-        const u64 stride = (u64)gridDim.x * blockDim.x;
-        for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < share.count; i += stride) {
-            typename E::Sum sum = rows[i];
-            for (int node = 1; node < nodes; node++)
-                sum = Op::apply(sum, rows[node * share.size + i]);
-            const T out = E::store(sum);
-            for (int k = 0; k < t.n; k++)
-                store_item(at(dst, t, t.me + k < t.n ? t.me + k : t.me + k - t.n) + share.first + i, out);
-        }
-        meet(t, 1, epoch);
+    const Share share(count, t.me, t.n);
+    const u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < share.count; i += stride) {
+        typename E::Sum sum = rows[i];
+        for (int node = 1; node < nodes; node++)
+            sum = Op::apply(sum, rows[node * share.size + i]);
+        const T out = E::store(sum);
+        for (int k = 0; k < t.n; k++)
+            store_item(at(dst, t, t.me + k < t.n ? t.me + k : t.me + k - t.n) + share.first + i, out);
     }
+    meet(t, 1, epoch); /* what the others stored is there */
     end_epoch(t, epoch);
 }
 

@@ -37,7 +37,7 @@ from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
     KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
 from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Distances, ExchangeKernels, Move
-from ..kernels.launch cimport launch_kernel
+from ..kernels.launch cimport forget_kernels, launch_kernel
 from ..kernels.put cimport PutKernels
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
@@ -360,6 +360,7 @@ cdef class NvshmemBackend(Backend):
             self._free(address)
         self.arenas = []
         self.gpu.after_drain = None
+        forget_kernels()
         self.n_spans = 0
         if self.kernels is not None:
             for kernels in (self.kernels, self.exchange):
@@ -541,6 +542,10 @@ cdef class NvshmemBackend(Backend):
             piece = min(count - done, most)
             share = ((piece + n - 1) // n + 15) // 16 * 16 * wide
             self.exchange.level_in(&team.level, dtype, op, team.sums, src + done * item, piece, stream)
+            # A PE of another node may be ahead: it must not send before this one is done with the rows of the piece before.
+            with nogil:
+                status = nvshmem.nvshmemx_team_sync_on_stream(team.rail, stream)
+            CHECK_NVSHMEM(status, b"nvshmemx_team_sync_on_stream")
             with nogil:
                 status = nvshmem.nvshmemx_fcollectmem_on_stream(team.rail, rows, team.sums, share, stream)
             CHECK_NVSHMEM(status, b"nvshmemx_fcollectmem_on_stream")

@@ -20,8 +20,13 @@ from ..libcuda cimport (
 cdef enum:
     MAX_PARAMETERS = 4096   # more than the bytes of parameters allow
     SHARED_AT_ONCE = 48 << 10   # bytes of dynamic shared memory that need no permission
+    MOST_KNOWN     = 256
 
 cdef dict FLOATS = {8: "d", 4: "f", 2: "e"}
+
+# id -> (kernel, handle, sizes of its parameters) of kernels that are objects. The object is held, so that its handle stays that of
+# its function.
+cdef dict _known = {}
 
 
 cdef CUfunction function_of(object kernel) except NULL:
@@ -101,14 +106,29 @@ cdef bytes argument_bytes(object value, int position, object size):
     return data
 
 
+cdef int forget_kernels() except -1:
+    _known.clear()
+    return 0
+
+
 cdef int launch_kernel(object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
                        bint cooperative, CUstream stream) except -1:
-    cdef CUfunction function = function_of(kernel)
-    cdef list sizes = parameter_sizes(function), packed
+    cdef CUfunction function
+    cdef list sizes, packed
     cdef void **pointers
     cdef bytes data
     cdef Py_ssize_t i, n = len(arguments)
     cdef unsigned int shared_bytes = shared
+    cdef tuple known = _known.get(id(kernel))
+    if known is not None:
+        function, sizes = <CUfunction> <size_t> known[1], known[2]
+    else:
+        function = function_of(kernel)
+        sizes = parameter_sizes(function)
+        if not isinstance(kernel, int):     # whose function may be gone
+            if len(_known) == MOST_KNOWN:
+                _known.clear()
+            _known[id(kernel)] = (kernel, <size_t> function, sizes)
     if sizes is not None and len(sizes) != n:
         raise TypeError(f"the kernel has {len(sizes)} parameters, {n} arguments were given")
     packed = [argument_bytes(value, i, None if sizes is None else sizes[i]) for i, value in enumerate(arguments)]

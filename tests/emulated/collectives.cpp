@@ -5,6 +5,7 @@
 #include "cuda.hpp"
 
 #include "nvsym/exchange.cuh"
+#include "nvsym/levels.cuh"
 #include "nvsym/multimem_allreduce.cuh"
 
 #include <cstdio>
@@ -192,6 +193,77 @@ extern "C" int run_random(uint64_t seed, int n, int operations)
                                  (double)expected(o, data, me, n, i));
                         job.error = message;
                     }
+            });
+        }
+    }
+    if (!emulated::run(job.queues, 1ull << 32)) {
+        snprintf(message, sizeof(message), "the kernels wait for each other");
+        return 1;
+    }
+    return job.error.empty() ? 0 : 1;
+}
+
+/* Allreduces over `nodes` nodes of `local` PEs each, in two levels: by the kernels inside a node, and between them by a gathering that
+ * is not that of NVSHMEM. */
+extern "C" int run_levels(uint64_t seed, int nodes, int local, int operations)
+{
+    random_bits.seed(seed);
+    const int n = nodes * local;
+    Job job(n, 0);
+    std::vector<int> ready(n), taken(n);
+    for (int pe = 0; pe < n; pe++) {
+        Team &t = job.pes[pe].team;
+        t.n = local, t.me = pe % local;
+        for (int p = 0; p < local; p++)
+            t.delta[p] = job.pes[pe / local * local + p].heap - job.pes[pe].heap;
+    }
+    for (int k = 1; k <= operations; k++) {
+        Operation o{TWO_SHOT, 0, false, 1 + (unsigned)(random_bits() % 3), 8, HEAP / 2 / sizeof(T), random_bits() % 8, 1};
+        o.count = 1 + random_bits() % 300;
+        if (random_bits() % 3 == 0)
+            o.dst = o.src;
+        const u64 data = random_bits() >> 20, sums = HEAP / 4 / sizeof(T), rows = HEAP * 3 / 4 / sizeof(T);
+        const u64 size = ((o.count + local - 1) / local + 15) / 16 * 16;
+        for (int me = 0; me < n; me++) {
+            Pe &pe = job.pes[me];
+            job.launch(me, 1, 1, [&pe, o, data, me] {
+                for (u64 i = 0; i < o.count; i++)
+                    ((T *)pe.heap)[o.src + i] = value(data, me, i);
+            });
+            job.launch(me, o.grid, o.threads, [&pe, o, sums] {
+                level_in<T, Sum>((T *)pe.heap + sums, (const T *)pe.heap + o.src, o.count, pe.team);
+            });
+            job.launch(me, 1, 1, [&, me, k, sums, rows, size, local, nodes] {
+                ready[me] = k;
+                for (int node = 0; node < nodes; node++) {
+                    const int q = node * local + me % local;
+                    while (ready[q] < k)
+                        emulated::leave();
+                    memcpy((T *)job.pes[me].heap + rows + node * size, (T *)job.pes[q].heap + sums, size * sizeof(T));
+                }
+                taken[me] = k;
+                for (int node = 0; node < nodes; node++)
+                    while (taken[node * local + me % local] < k)
+                        emulated::leave();
+            });
+            job.launch(me, o.grid, o.threads, [&pe, o, rows, nodes] {
+                level_out<T, Sum>((T *)pe.heap + o.dst, (const T *)pe.heap + rows, o.count, nodes, pe.team);
+            });
+            job.launch(me, 1, 1, [&pe, &job, o, data, me, nodes, local, k] {
+                for (u64 i = 0; i < o.count && job.error.empty(); i++) {
+                    T total = 0;
+                    for (int node = 0; node < nodes; node++) {
+                        T sum = value(data, node * local, i);
+                        for (int p = 1; p < local; p++)
+                            sum += value(data, node * local + p, i);
+                        total = node == 0 ? sum : total + sum;
+                    }
+                    if (memcmp((T *)pe.heap + o.dst + i, &total, sizeof(T))) {
+                        snprintf(message, sizeof(message), "operation %d of %llu elements on PE %d: element %llu is %g, not %g", k, o.count,
+                                 me, i, (double)((T *)pe.heap)[o.dst + i], (double)total);
+                        job.error = message;
+                    }
+                }
             });
         }
     }
