@@ -346,6 +346,7 @@ cdef class NvshmemBackend(Backend):
             ("gpu_of_its_own", not shared, f"{self.sharing} PEs share this GPU" if shared else "no other PE uses this GPU"),
             ("collectives", not self.limited, self.why_limited if self.limited else
              "PEs share GPUs under MPS" if shared else "every PE has a GPU"),
+            ("kernels", self.kernels is not None, self.why_no_kernels or "collectives of teams whose members can address each other"),
             ("mpi_takes_buffers", takes, why_takes),
             ("multicast", why_multicast is None, why_multicast or "the heap has a multicast address"),
             ("symmetric_pool", *pool_capability(self.facts)),
