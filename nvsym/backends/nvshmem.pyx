@@ -1086,10 +1086,13 @@ cdef class NvshmemBackend(Backend):
         name, reason, thresholds = self.kernels.explain(&t.kernels, nbytes, in_place)
         if algorithm == ALGO_TWO_SHOT:
             return "two_shot", "it was asked for", thresholds
-        if algorithm == ALGO_ONE_SHOT and name != "low_latency":
-            return "one_shot", "it was asked for", thresholds
         if algorithm == ALGO_ONE_SHOT:
-            return "low_latency", "one_shot was asked for, and this is its form for few bytes", thresholds
+            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes):
+                name = "low_latency" if name == "low_latency" else "push"
+                return name, "one_shot was asked for, and this is a form of it without barriers", thresholds
+            if in_place:
+                raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
+            return "one_shot", "it was asked for", thresholds
         return name, reason, thresholds
 
     cdef double warm_up(self, object dtypes, object ops) except -1.0:
