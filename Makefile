@@ -24,7 +24,7 @@ endif
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv build run test test-openmpi test-gpu bench bench-gpu lint clean distclean dist
+.PHONY: help venv build run test test-openmpi test-sanitizer test-gpu bench bench-gpu lint clean distclean dist
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -124,6 +124,9 @@ test: .make/interop .make/build ## run the test suite, with MPICH
 test-openmpi: .make/interop .make/build ## run the test suite with Open MPI
 	$(call say,tests with Open MPI)
 	@NVSYM_TEST_MPI=openmpi $(PY) -m pytest $(PYTEST_ARGS)
+
+test-sanitizer: .make/dev .make/build ## pools and parity on simulated GPUs, with AddressSanitizer in all C code
+	@PYTHON=$(CURDIR)/$(PY) bash tools/sanitize.sh $(PYTEST_ARGS)
 
 lint: .make/dev ## ruff, mypy, cython-lint, codespell; all of them, then the verdict
 	@failed=; PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; \

@@ -150,9 +150,9 @@ class BuildExt(build_ext):
             start = time.monotonic()
             target.parent.mkdir(parents=True, exist_ok=True)
             compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-            subprocess.run(
-                [*compiler, *simulator_options(name), *map(str, sources), "-o", str(target), "-lm"], check=True
-            )
+            added = shlex.split(os.environ.get("CFLAGS", "") + " " + os.environ.get("LDFLAGS", ""))
+            options = [*simulator_options(name), *added, *map(str, sources)]
+            subprocess.run([*compiler, *options, "-o", str(target), "-lm"], check=True)
             print(f"built {name} ({time.monotonic() - start:.1f} s)", flush=True)
 
     def get_outputs(self):

@@ -675,6 +675,32 @@ def test_a_job_that_forgets_to_wait(mpirun, waits):
         assert job.pe_stdout == ["False (0, 0, 0)\n"] * 3
 
 
+def test_what_needs_compiled_kernels_says_why_not(mpirun):
+    """Allreduce is NVSHMEM's on simulated GPUs; asked for a kernel it is refused on all PEs, and nothing is compiled."""
+    job = mpirun(
+        2,
+        """
+        import sys, numpy as np, nvsym
+        ctx = nvsym.init(backend="nvshmem", heap_size="4M")
+        a = nvsym.SHMEMBuffer[np.float32].full(8, 1)
+        for algorithm in ("one_shot", "two_shot"):
+            try:
+                nvsym.allreduce(a, a, algorithm=algorithm)
+            except ValueError as error:
+                assert "simulated CUDA driver runs no compiled kernels" in str(error), error
+            else:
+                raise AssertionError(algorithm)
+        nvsym.allreduce(a, a, algorithm="nvshmem")
+        nvsym.allreduce(a, a)
+        ctx.synchronize()
+        assert (a.to_numpy() == 4).all()
+        assert "cuda.bindings.nvrtc" not in sys.modules
+        """,
+        env=simulator.environment(devices=2),
+    )
+    assert job.stderr == "", job.describe()
+
+
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 

@@ -91,7 +91,7 @@ typedef struct {
     int slots;                          /* multicast objects that a process may bind */
     u64 late_ns;                        /* how long a stream may leave its work undone */
     double block_limit;                 /* seconds that a call waits for devices to be added; 0: for ever */
-    bool late_import_empty, abort_on_misuse, peers, no_multicast_calls;
+    bool late_import_empty, abort_on_misuse, peers;
     int driver_version;
 } sim_settings;
 extern sim_settings sim;

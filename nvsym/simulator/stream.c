@@ -34,7 +34,6 @@ _Atomic u64 count_streams, count_events, count_graphs;
 
 typedef struct op { struct op *next; op_run run; u64 due; size_t size; _Alignas(16) char argument[]; } op;
 
-enum { FREE_RUNNING, CAPTURING, BROKEN_CAPTURE };
 enum { MODE_GLOBAL, MODE_THREAD, MODE_RELAXED };
 
 typedef struct capture {
