@@ -675,6 +675,17 @@ def test_a_job_that_forgets_to_wait(mpirun, waits):
         assert job.pe_stdout == ["False (0, 0, 0)\n"] * 3
 
 
+def test_parity_on_late_streams():
+    """What waits in nvsym, and what its documentation tells programs to wait for, is enough where all work comes late."""
+    env = environment(NVSYM_SIM_LATE="0.01")
+    env.pop("NVSYM_TEST_BACKENDS", None)
+    what = "simulator-n2 and (stream or signals or teams or capture or deferred or events or slices)"
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", what, ROOT / "tests/gpu/test_parity.py"],
+                          env=env, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 8, done.stdout
+
+
 def test_what_needs_compiled_kernels_says_why_not(mpirun):
     """Allreduce is NVSHMEM's on simulated GPUs; asked for a kernel it is refused on all PEs, and nothing is compiled."""
     job = mpirun(
