@@ -746,6 +746,30 @@ def test_simulate():
     assert done.stdout == "3 nvsym simulated GPU\n"
 
 
+def test_cuda_bindings_find_it_by_name():
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    code = """
+from cuda.bindings import driver as d
+ok = d.CUresult.CUDA_SUCCESS
+assert d.cuInit(0) == (ok,) and d.cuDeviceGetCount() == (ok, 3)
+team = d.CUmulticastObjectProp()
+team.numDevices, team.size = 2, 2 << 20
+status, handle = d.cuMulticastCreate(team)
+assert status == ok
+assert [d.cuMulticastAddDevice(handle, i)[0] for i in (0, 1)] == [ok, ok]
+assert d.cuMulticastAddDevice(handle, 1)[0] == d.CUresult.CUDA_ERROR_INVALID_VALUE
+memory = d.CUmemAllocationProp()
+memory.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+memory.location.type, memory.location.id = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 1
+status, own = d.cuMemCreate(2 << 20, memory, 0)
+assert d.cuMulticastBindMem(handle, 0, own, 0, 2 << 20, 0)[0] == ok
+assert d.cuMulticastBindMem(handle, 0, own, 0, 4 << 20, 0)[0] == d.CUresult.CUDA_ERROR_INVALID_VALUE
+"""
+    words = [sys.executable, "-m", "nvsym", "simulate", "--devices", "3", "--by-name", "--", sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [([], "no command"), (["--devices", "65", "--", "true"], "65"), (["--log", "/nowhere", "--", "true"], "/nowhere"),

@@ -50,13 +50,15 @@ def library_path(name="libcuda.so.1"):
     return str(_LIBRARIES / name)
 
 
-def environment(devices=None, **settings):
+def environment(devices=None, *, by_name=False, **settings):
     """The environment variables of a process on the simulator.
 
     Parameters
     ----------
     devices : int, optional
         GPUs of the simulated node.
+    by_name : bool
+        Whether programs that open ``libcuda.so.1`` by its name (cuda-bindings) find the simulated one, too.
     **settings
         Others, without their prefix: ``late=0.01`` for ``NVSYM_SIM_LATE=0.01``.
 
@@ -64,11 +66,12 @@ def environment(devices=None, **settings):
     -------
     dict of str
     """
+    # nvidia-ml-py, which asks for the state of the NVLink fabric, opens its library by name.
+    folders = [str(_LIBRARIES / "nvml"), *([str(_LIBRARIES)] if by_name else []), os.environ.get("LD_LIBRARY_PATH")]
     found = {
         "NVSYM_LIBCUDA": library_path("libcuda.so.1"),
         "NVSYM_LIBNVSHMEM": library_path("libnvshmem_host.so.3"),
-        # nvidia-ml-py, which asks for the state of the NVLink fabric, opens its library by name.
-        "LD_LIBRARY_PATH": ":".join(filter(None, [str(_LIBRARIES / "nvml"), os.environ.get("LD_LIBRARY_PATH")])),
+        "LD_LIBRARY_PATH": ":".join(filter(None, folders)),
     }
     if devices is not None:
         found["NVSYM_SIM_DEVICES"] = str(devices)

@@ -21,6 +21,7 @@ def _parser():
     )
     parser.add_argument("--fail", metavar="PLAN", help="FUNCTION:WHICH:ACTION[@peN], several by semicolons")
     parser.add_argument("--log", metavar="FOLDER", help="an existing folder for the call log of each process")
+    parser.add_argument("--by-name", action="store_true", help="also for programs that open libcuda.so.1 by its name")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting, NVSYM_SIM_NAME"
     )
@@ -51,7 +52,7 @@ def settings(argv):
         value = getattr(options, name)
         if value is not None:
             more[name] = os.path.abspath(value) if name == "log" else value
-    found = environment(options.devices, **more)
+    found = environment(options.devices, by_name=options.by_name, **more)
     if options.nodes is not None:
         found["MPIR_CVAR_NUM_CLIQUES"] = str(options.nodes)  # MPICH then has as many groups that share memory
     return command, found
