@@ -29,6 +29,7 @@ from .pool_memory cimport PoolMemory
 from .pool_memory import sweep
 
 _LARGEST = 1 << 46      # bytes; more than any GPU has
+_FIRST_TAG = 1 << 13    # of messages on the job's communicator; other layers have those below
 
 cdef object _lock = threading.Lock()
 cdef list _pools = []           # the registered ones; looked through without the lock
@@ -389,8 +390,8 @@ cdef int check_owners(list devices, list owners, Job job) except -1:
 cdef object _group_of(Job job, list members, uuids):
     from mpi4py import MPI
     largest = job.agreement.comm.Get_attr(MPI.TAG_UB) or 32767
-    # Calls about different sets do not mix, should threads make several at a time.
-    tag = 1 + zlib.crc32(" ".join(sorted(uuids)).encode()) % (min(largest, 1 << 30) - 1)
+    # Calls about different sets do not mix, should threads make several at a time; nor do those of other layers with theirs.
+    tag = _FIRST_TAG + zlib.crc32(" ".join(sorted(uuids)).encode()) % (min(largest, 1 << 30) - _FIRST_TAG)
     return Group(job.agreement.comm, members, tag)
 
 
@@ -435,6 +436,7 @@ cdef object _make(_Call call, object uuids, tuple as_named):
     except BaseException as failure:
         if agreement.is_broken():
             _broken[(id(call.job), uuids)] = f"an allocation was left with {type(failure).__name__}: {failure}"
+            call.job.closers.append(_Closer(None, id(call.job)))
         raise
     pool = SymmetricPool.__new__(SymmetricPool)
     pool.byte_size = call.size
@@ -475,7 +477,7 @@ class _OneAtATime:
 
 
 class _Closer:
-    """Gives the pool of a job back when the job ends."""
+    """Gives a pool of a job back, and forgets what the PEs could not agree about, when the job ends."""
 
     def __init__(self, pool, job):
         self.pool = pool
@@ -485,7 +487,7 @@ class _Closer:
         self.pool, pool = None, self.pool
         for key in [key for key in _broken if key[0] == self.job]:
             del _broken[key]
-        return _release(pool, "nvsym.finalize() has been called")
+        return [] if pool is None else _release(pool, "nvsym.finalize() has been called")
 
 
 def _drop(SymmetricPool pool not None):
@@ -541,6 +543,7 @@ def _after_fork():
     global _forked_from, _lock
     _forked_from = os.getppid()
     _lock = threading.Lock()
+    _busy.clear()
     for pool in list(_pools):
         (<SymmetricPool> pool).memory.forget("this process was forked", ForkError)
     _pools.clear()
