@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
 from .device cimport Device
 from .pool_memory cimport PoolMemory
 
@@ -9,7 +11,7 @@ cdef class SymmetricPool:
     cdef PoolMemory      memory
     cdef dict            slots          # the number of each device, by UUID
     cdef Device          own            # a device of this process, which copies for the others
-    cdef Py_hash_t       key
+    cdef uint64_t        key            # a sum over the devices, whatever their order
     cdef bint            of_job
     cdef object          __weakref__
 

@@ -113,7 +113,7 @@ cdef class SymmetricPool:
             An item of `devices` is no `Device`.
         """
         cdef Py_ssize_t n = 0
-        cdef Py_hash_t key = 0
+        cdef uint64_t key = 0
         cdef SymmetricPool pool
         if type(devices) is not list and type(devices) is not tuple:
             devices = as_devices(devices)
@@ -225,11 +225,11 @@ cdef class SymmetricPool:
         raise TypeError("a SymmetricPool belongs to its process and cannot be pickled")
 
 
-cdef Py_hash_t mixed(Py_hash_t value) noexcept:
+cdef uint64_t mixed(Py_hash_t value) noexcept:
     """Spreads a hash, so that sums of several differ."""
     cdef uint64_t x = <uint64_t> value
     x = (x ^ (x >> 31)) * <uint64_t> 0x9e3779b97f4a7c15
-    return <Py_hash_t> (x ^ (x >> 29))
+    return x ^ (x >> 29)
 
 
 cdef list as_devices(object devices):
