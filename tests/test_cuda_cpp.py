@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """include/nvsym/nvsym.cuh and the examples of CUDA C++: they compile for each architecture, and run on emulated PEs.
 
-No GPU is needed; what they do on one is in tests/gpu/test_cuda_cpp.py.
+No GPU is needed; what they do on one is in tests/gpu/test_cuda_cpp_gpu.py.
 """
 
 import ctypes
