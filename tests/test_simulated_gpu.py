@@ -77,3 +77,24 @@ def test_refusal(mpirun, case):
     job = mpirun(2, code + "\n", env=simulator.environment(devices=1 if "share a GPU" in case else 2), timeout=40)
     assert job.pe_stdout == ["refused\n"] * 2
     assert "FATAL" not in job.stderr
+
+
+@pytest.mark.parametrize("call", ["nvshmemx_hostlib_init_attr", "cuStreamCreate"])
+def test_a_failure_of_one_pe_does_not_leave_the_others(mpirun, call):
+    """Inside NVSHMEM's initialisation a PE waits for the others without end; the one that failed ends all of them."""
+    job = mpirun(
+        2,
+        """
+        import nvsym
+        nvsym.init(backend="nvshmem", heap_size="4M")
+        """,
+        env=simulator.environment(devices=2, fail=f"{call}:1:7@pe1") | {"NVSYM_INIT_TIMEOUT": "2"},
+        timeout=25,
+        check=False,
+    )
+    assert job.returncode != 0
+    assert f"{call} failed" in job.pe_stderr[1], job.describe()
+    if call == "cuStreamCreate":
+        assert "PE 1" in job.pe_stderr[0], job.describe()
+    else:
+        assert "still inside NVSHMEM's initialisation" in job.pe_stderr[1], job.describe()

@@ -10,9 +10,11 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
+import atexit
 import os
 import re
 import socket
+import sys
 import time
 
 from .. import _driver, _nvshmem
@@ -21,7 +23,8 @@ from .._mpi_gpu import takes_gpu_memory
 from .._settings import format_size, parse_size
 from ..backend import ALGORITHMS
 from ..dtypes import DTYPES, OPS, REDUCIBLE
-from ..errors import BackendError, HeapExhaustedError, NotAvailableError, PeerUnreachableError, SettingError
+from ..errors import (
+    BackendError, HeapExhaustedError, NotAvailableError, PeerTimeoutError, PeerUnreachableError, SettingError)
 from ..kernels import atomics as amo_kernels
 from ..kernels import compiler as kernel_compiler
 
@@ -139,7 +142,13 @@ cdef class NvshmemBackend(Backend):
         self._choose_device(agreement, device)
         self._check_settings(agreement)
         self._check_room(agreement, heap_size)
-        self._initialize(agreement)
+        try:
+            self._initialize(agreement)
+        except BaseException:
+            if self.main != NULL and not self.started:
+                self.gpu.stream_destroy(self.main)
+                self.main = NULL
+            raise
         try:
             self._add_arena(agreement, heap_size)
             self.puts = PutKernels(self.gpu, self.ordinal, settings["NVSYM_COPY_KERNEL"])
@@ -294,7 +303,8 @@ cdef class NvshmemBackend(Backend):
                 CHECK_NVSHMEM(nvshmem.nvshmemx_set_attr_mpi_comm_args(<void *> communicator, &attr),
                               b"nvshmemx_set_attr_mpi_comm_args")
             else:
-                self._set_uniqueid(agreement, <size_t> &attr)
+                self._set_uniqueid(agreement, <size_t> &attr)    # votes
+            self.main = self.gpu.stream_create(self.ordinal)
         except Exception as e:
             error = e
         agreement.vote("preparing NVSHMEM", error)
@@ -320,12 +330,16 @@ cdef class NvshmemBackend(Backend):
         finally:
             if cores is not None:
                 os.sched_setaffinity(0, cores)
-        agreement.vote("initialising NVSHMEM", error)
+        try:
+            agreement.vote("initialising NVSHMEM", error)
+        except PeerTimeoutError as e:
+            # The others are inside NVSHMEM, which waits for ever and cannot be called back: MPI could not end either.
+            atexit.register(_abort, agreement, str(e if error is None else error))
+            raise
         self.started = True
         states = agreement.gather((status == NVSHMEM_STATUS_LIMITED_MPG, self.mps), "comparing the state of NVSHMEM")
         self.limited = any(state[0] for state in states)
         self.why_limited = _MPS_SHARES if any(all(state) for state in states) else _NO_MPS
-        self.main = self.gpu.stream_create(self.ordinal)
         self.stream = self.main_stream = borrow_stream(self.device, self.main)
 
     def _describe(self, agreement):
@@ -1118,6 +1132,15 @@ _NO_MPS = ("PEs share a GPU without MPS, where NVSHMEM has no collectives but ba
 _MPS_SHARES = ("PEs share a GPU under MPS, but their CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is not set or adds up to more than 100; "
                "NVSHMEM then has no collectives but barrier_all and sync_all, no teams of its own and no wait for signals. Set "
                "it to at most 100 divided by the PEs on a GPU, or give each PE a GPU")
+
+
+def _abort(agreement, reason):
+    """At the end of a process whose job is half made: the others could not end by themselves."""
+    sys.stdout.flush()
+    print(f"nvsym: PE {agreement.rank} of {agreement.size} aborts the job, of which a PE is still inside NVSHMEM's "
+          f"initialisation: {reason}", file=sys.stderr, flush=True)
+    time.sleep(0.05)    # the launcher forwards what was printed before it ends the others
+    agreement.comm.Abort(1)
 
 
 def _remote_device(row, int pe):
