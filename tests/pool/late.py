@@ -29,8 +29,9 @@ for call in ("cuMulticastBindMem", "cuMulticastAddDevice", "cuMemMap", "cuMultic
     drop(pool)
     ended.set()
     ticker.join()
-    longest = max(b - a for a, b in itertools.pairwise(ticks))
+    longest = max((b - a for a, b in itertools.pairwise(ticks)), default=0.0)
     assert longest < 0.7, (call, longest)  # the interpreter's lock was free
+    assert me != 1 or len(ticks) > 10, (call, len(ticks))
     if call != "cuMulticastUnbind":
         assert allocated > 0.9  # all wait for the late one
     simulator.fail()
