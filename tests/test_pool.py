@@ -33,7 +33,7 @@ def run(mpirun, capsys):
         assert job.pe_stdout[0].splitlines()[-1:] == ["done"] or program == "faults.py", job.describe()
         with capsys.disabled():
             for line in job.stdout.splitlines():
-                if line != "done":
+                if line != "done" and not line.startswith("allowed"):
                     print(f"\n    {line}", end="")
         return job
 
@@ -110,14 +110,17 @@ def test_late_call_and_late_pe(run):
 
 
 def test_switch_on_one_pe(run, tmp_path):
-    run(3, "switches.py", log=tmp_path)
+    job = run(3, "switches.py", log=tmp_path)
     logs = sorted(tmp_path.iterdir())
     assert len(logs) == 3
     calls = [call for log in logs for call in simulator.read_log(log)]
     assert len(calls) > 100
-    # Up to the last job, in which no switch forbids it. Its first multicast call comes after all that the others did.
-    first = min(call.began for call in calls if call.name.startswith("cuMulticast"))
-    assert first > sorted(call.ended for call in calls if call.name == "cuDeviceGetUuid")[-3]
+    allowed = min(float(text) for text in re.findall(r"allowed from (\S+)", job.stdout))
+    multicast = [call for call in calls if call.name.startswith("cuMulticast")]
+    assert [call for call in multicast if call.began < allowed] == []
+    assert len([call for call in calls if call.began < allowed]) > 1000
+    # Where nothing forbids it, the log does show such calls.
+    assert sum(call.name == "cuMulticastCreate" for call in multicast) == 1
 
 
 CODE = """
@@ -220,6 +223,21 @@ def test_without_nvidia_ml_py_it_is_unknown():
         "raises(nvsym.MulticastUnsupportedError, 'nvidia-ml-py', call=lambda: Pool.allocate(local_devices(2), 100))\n"
         "assert simulator.calls('cuMulticastCreate') == simulator.calls('cuMemCreate') == 0\n"
     )
+
+
+def test_what_a_process_leaves_is_given_back_at_its_end(tmp_path):
+    run_alone(
+        "pool = Pool.allocate(local_devices(3), 100)\nview = pool.unicast_view(local_devices(1)[0])\n", log=tmp_path
+    )
+    (log,) = tmp_path.iterdir()
+    names = [call.name for call in simulator.read_log(log) if call.status == 0]
+    count = names.count
+    assert count("cuMulticastUnbind") == count("cuMulticastBindMem") == 3
+    assert count("cuMemUnmap") == count("cuMemMap") == 4
+    assert count("cuMemAddressFree") == count("cuMemAddressReserve") == 2
+    assert count("cuMemRelease") == count("cuMemCreate") + count("cuMulticastCreate") == 4
+    # The multicast object goes before the memory that is bound to it.
+    assert names.index("cuMulticastUnbind") < names.index("cuMemUnmap")
 
 
 def test_gpus_that_cannot_address_each_other():

@@ -8,6 +8,8 @@ import threading
 
 from common import Pool, begin, check_views, drop, everyone, holdings, meet, np, nvsym, raises, simulator, time
 
+from nvsym import _pool_protocol as protocol
+
 KIND = sys.argv[1]
 SIZE = (1 << 20) + 4096
 
@@ -150,6 +152,27 @@ def not_ready_for_a_while():
         assert holdings() == before
 
 
+def never_ready():
+    """A bounded number of times; then all raise, and nothing is left."""
+    before, usual = holdings(), protocol.RETRIES
+    protocol.RETRIES = 3
+    tries = simulator.calls("cuMulticastAddDevice")
+    simulator.fail(f"cuMulticastBindMem:*:802@pe{n - 1}")
+    error = raises(
+        nvsym.BackendError, "cuMulticastBindMem", "802", f"PE {n - 1}", call=lambda: Pool.allocate(devices, 100)
+    )
+    simulator.fail()
+    assert simulator.calls("cuMulticastAddDevice") == tries + 4
+    assert everyone(str(error)) == [str(error)] * n
+    # Worse than not ready, on another PE: no more tries.
+    simulator.fail(f"cuMulticastBindMem:*:802@pe{n - 1};cuMulticastBindMem:*:401@pe0")
+    raises(nvsym.BackendError, "802", "401", call=lambda: Pool.allocate(devices, 100))
+    simulator.fail()
+    assert simulator.calls("cuMulticastAddDevice") == tries + 5
+    protocol.RETRIES = usual
+    assert holdings() == before
+
+
 def drop_handles():
     """Handles are cheap: the memory stays until the end of the job."""
     pool = Pool.allocate(devices, 777)
@@ -171,6 +194,7 @@ different_arguments()
 parts_of_the_job()
 threads()
 not_ready_for_a_while()
+never_ready()
 pool = drop_handles()
 assert simulator.counters().violations == 0, simulator.last_violation()
 assert simulator.counters().misuses == 0, simulator.last_violation()
