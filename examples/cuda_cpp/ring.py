@@ -74,7 +74,8 @@ def main():
             ctx.barrier_all()
             ctx.enqueue_function(
                 kernel,
-                *(total, mine, count, mail.peer_pointers(), signals.peer_pointers(), launch, me, n, LIMIT_NS, failed),
+                *(total, mine, np.uint64(count), mail.peer_pointers(), signals.peer_pointers(), np.uint64(launch)),
+                *(np.int32(me), np.int32(n), np.uint64(LIMIT_NS), failed),
                 grid_dim=BLOCKS,
                 block_dim=THREADS,
             )
