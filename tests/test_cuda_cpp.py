@@ -33,7 +33,11 @@ def example(name):
 
 @pytest.fixture(scope="module")
 def ring():
-    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(f"the NVRTC library is not installed: {error}")
     return example("ring")
 
 
