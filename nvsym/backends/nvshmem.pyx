@@ -456,7 +456,8 @@ cdef class NvshmemBackend(Backend):
         if self.kernels is None or n < 2:
             return
         here = [pe for pe in team.members if self.level_of[pe] == self.level_of[self.my_pe]]
-        reachable = n <= MAX_PES and len(here) == n and self._can_reach(here)
+        # Nodes may share an NVLink fabric.
+        reachable = n <= MAX_PES and self._can_reach(team.members) and (self.level_of is self.nodes or len(here) == n)
         rows = agreement.gather((reachable, self._can_reach(here), len(here), sorted(self.kernels.free_slots)),
                                 "choosing a team's place for kernels")
         common = sorted(set(rows[0][3]).intersection(*[row[3] for row in rows[1:]]))

@@ -419,6 +419,29 @@ def test_teams(ctx, limited, meet):
     meet()
 
 
+def test_explained_choice(ctx, limited, meet):
+    few, many, other = F32(4), F32(1 << 20), F32(1 << 20)
+    by_kernel = next(has for name, has, _ in ctx.capabilities() if name == "kernels")
+    choices = [nvsym.explain_allreduce(b, o) for b, o in ((few, other[:4]), (many, other), (many, None))]
+    names = [choice.algorithm for choice in choices]
+    if ctx.n_pes() == 1:
+        assert names == ["copy"] * 3
+    elif by_kernel:
+        assert names[0] == "low_latency"
+        assert set(names[1:]) <= {"push", "one_shot", "two_shot"}
+        assert names[2] != "one_shot"
+        assert nvsym.explain_allreduce(many, other, algorithm="two_shot").algorithm == "two_shot"
+    else:
+        assert names == ["nvshmem"] * 3
+    assert nvsym.explain_allreduce(F32(0)).algorithm in ("none", "copy")
+    if ctx.n_pes() > 1 and not limited:
+        assert nvsym.explain_allreduce(many, algorithm="nvshmem").algorithm == "nvshmem"
+    with pytest.raises(ValueError, match="mpi"):
+        nvsym.explain_allreduce(many, algorithm="mpi")
+    assert nvsym.warmup(["float32", "int64"], ["sum", "xor"]) >= 0
+    meet()
+
+
 def streams_of_all_kinds():
     own = nvsym.Stream()
     raw = nvsym.Stream()
