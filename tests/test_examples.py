@@ -218,8 +218,12 @@ def test_examples_notice_what_is_wrong(mpirun, example):
 
 def test_every_example_is_tested_and_listed():
     examples = {path.name for path in EXAMPLES.glob("*.py")}
-    assert examples == set(BROKEN)
+    folder = pathlib.Path(__file__).parent
+    of_libraries = ("test_torch.py", "test_jax.py", "test_interop.py", "gpu/test_interop_gpu.py")
+    elsewhere = "".join((folder / name).read_text() for name in of_libraries)
+    assert set(BROKEN) < examples
     for name in examples:
+        assert name in BROKEN or name.removesuffix(".py") in elsewhere, name
         assert f"({name})" in (EXAMPLES / "README.md").read_text()
         assert f"`{name}`" in (ROOT / "README.md").read_text()
 
