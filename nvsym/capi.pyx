@@ -131,6 +131,21 @@ cdef int not_symmetric(Status *status, const char *name, const void *ptr, size_t
     return status.code
 
 
+cdef inline int check_pe(Functions *f, int pe, Status *status) noexcept nogil:
+    """That there is a job, and the PE in it."""
+    if f.ctx == NULL:
+        return closed(status)
+    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
+        return bad_pe(status, pe, f)
+    return STATUS_OK
+
+
+cdef inline int check_symmetric(Functions *f, const char *name, const void *ptr, size_t nbytes, Status *status) noexcept nogil:
+    if not f.symmetric(f.ctx, ptr, nbytes):
+        return not_symmetric(status, name, ptr, nbytes)
+    return STATUS_OK
+
+
 cdef inline int outcome(int failed, Status *status) noexcept nogil:
     if not failed:
         return STATUS_OK
@@ -182,24 +197,16 @@ cdef void *c_peer_ptr(const void *ptr, int pe) noexcept nogil:
 cdef int c_put(void *dest, const void *source, size_t nbytes, int pe, void *stream) noexcept nogil:
     cdef Functions *f = job_functions()
     cdef Status *status = fresh()
-    if f.ctx == NULL:
-        return closed(status)
-    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
-        return bad_pe(status, pe, f)
-    if not f.symmetric(f.ctx, dest, nbytes):
-        return not_symmetric(status, b"dest", dest, nbytes)
+    if check_pe(f, pe, status) or check_symmetric(f, b"dest", dest, nbytes, status):
+        return status.code
     return outcome(f.put(f.ctx, dest, source, nbytes, pe, stream, status), status)
 
 
 cdef int c_get(void *dest, const void *source, size_t nbytes, int pe, void *stream) noexcept nogil:
     cdef Functions *f = job_functions()
     cdef Status *status = fresh()
-    if f.ctx == NULL:
-        return closed(status)
-    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
-        return bad_pe(status, pe, f)
-    if not f.symmetric(f.ctx, source, nbytes):
-        return not_symmetric(status, b"source", source, nbytes)
+    if check_pe(f, pe, status) or check_symmetric(f, b"source", source, nbytes, status):
+        return status.code
     return outcome(f.get(f.ctx, dest, source, nbytes, pe, stream, status), status)
 
 
@@ -207,12 +214,8 @@ cdef int c_put_signal(void *dest, const void *source, size_t nbytes, uint64_t *s
                       void *stream) noexcept nogil:
     cdef Functions *f = job_functions()
     cdef Status *status = fresh()
-    if f.ctx == NULL:
-        return closed(status)
-    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
-        return bad_pe(status, pe, f)
-    if not f.symmetric(f.ctx, dest, nbytes):
-        return not_symmetric(status, b"dest", dest, nbytes)
+    if check_pe(f, pe, status) or check_symmetric(f, b"dest", dest, nbytes, status):
+        return status.code
     if check_signal(f, signal, status) or check_op(op, status):
         return status.code
     return outcome(f.put_signal(f.ctx, dest, source, nbytes, signal, value, op, pe, stream, status), status)
@@ -221,11 +224,7 @@ cdef int c_put_signal(void *dest, const void *source, size_t nbytes, uint64_t *s
 cdef int c_signal_op(uint64_t *signal, uint64_t value, int op, int pe, void *stream) noexcept nogil:
     cdef Functions *f = job_functions()
     cdef Status *status = fresh()
-    if f.ctx == NULL:
-        return closed(status)
-    if <uint32_t> pe >= <uint32_t> f.direct.n_pes:
-        return bad_pe(status, pe, f)
-    if check_signal(f, signal, status) or check_op(op, status):
+    if check_pe(f, pe, status) or check_signal(f, signal, status) or check_op(op, status):
         return status.code
     return outcome(f.signal_op(f.ctx, signal, value, op, pe, stream, status), status)
 
@@ -289,10 +288,8 @@ cdef int check_operands(Functions *f, const char *dest, const char *source, size
         status_text(status, STATUS_ARGUMENT, b"count: more elements than an address space has")
         return status.code
     nbytes = count * SIZES[dtype]
-    if not f.symmetric(f.ctx, dest, nbytes):
-        return not_symmetric(status, b"dest", dest, nbytes)
-    if not f.symmetric(f.ctx, source, nbytes):
-        return not_symmetric(status, b"source", source, nbytes)
+    if check_symmetric(f, b"dest", dest, nbytes, status) or check_symmetric(f, b"source", source, nbytes, status):
+        return status.code
     if dest != source and dest < source + nbytes and source < dest + nbytes:
         status_text(status, STATUS_ARGUMENT, b"dest: it overlaps source without being the same memory")
         return status.code
