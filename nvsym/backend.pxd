@@ -53,6 +53,8 @@ cdef struct Functions:
     # This PE's part of a reduction failed before it began, for the reason in the status: tell the others.
     void   (*fail_reduce)(void *ctx, nvsym_team_t team, int algorithm, void *stream, const Status *status) noexcept nogil
 
+cdef size_t *SIZES      # bytes of an element, by enum nvsym_dtype
+
 # Kinds of collective calls, as they are announced and named in messages.
 cdef enum Collective:
     COLL_BARRIER = 1

@@ -4,10 +4,18 @@
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from .dtypes import DTYPES
+
 from .agreement cimport Agreement
+from .types cimport NVSYM_DTYPE_COUNT
 
 COLLECTIVE_NAMES = (None, "barrier", "sync", "broadcast", "fcollect", "alltoall", "reduce", "reducescatter")
 ALGORITHMS = ("auto", "one_shot", "two_shot", "multimem", "nvshmem", "mpi")
+
+cdef size_t _sizes[NVSYM_DTYPE_COUNT]
+for _element in DTYPES:
+    _sizes[<int> _element.id] = _element.itemsize
+SIZES = _sizes
 
 
 cdef class TeamData:

@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from ._version import __version__
 from .dtypes import DTYPES
 
-from .backend cimport Functions, nvsym_direct, nvsym_team_t
+from .backend cimport SIZES, Functions, nvsym_direct, nvsym_team_t
 from .buffer cimport SHMEMBuffer
 from .device cimport Device
 from .job cimport current_job, job_functions
@@ -97,10 +97,6 @@ cdef extern from "nvsym/nvsym.h":
 
     ctypedef struct nvsym_SymmetricPool:
         size_t byte_size
-
-cdef size_t SIZES[NVSYM_DTYPE_COUNT]
-for _element in DTYPES:
-    SIZES[<int> _element.id] = _element.itemsize
 
 
 # ---- what every function begins with --------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from .host_segment import Segment
 from ..agreement cimport Agreement
 from ..backend cimport (
     ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, COLL_ALLTOALL, COLL_BARRIER,
-    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, NVSYM_DIRECT_PES, Backend,
-    Functions, TeamData, nvsym_team_t)
+    COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, NVSYM_DIRECT_PES, SIZES,
+    Backend, Functions, TeamData, nvsym_team_t)
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
 from ..status cimport (
@@ -739,11 +739,6 @@ def describe(kind, arg, dtype, failed, count):
     if kind == COLL_BROADCAST:
         return f"{name} of {count} bytes from root {arg}"
     return name if kind in (COLL_BARRIER, COLL_SYNC) else f"{name} of {count} bytes"
-
-
-cdef size_t SIZES[NVSYM_DTYPE_COUNT]
-for _element in DTYPES:
-    SIZES[<int> _element.id] = _element.itemsize
 
 
 cdef nvsym_reduce_fn reducer(int dtype, int op) except *:

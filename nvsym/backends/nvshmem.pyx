@@ -34,7 +34,8 @@ from .._nvshmem cimport (
     uniqueid_initializer)
 from ..agreement cimport Agreement
 from ..backend cimport (
-    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, Backend, Functions, TeamData, nvsym_team_t)
+    ALGO_AUTO, ALGO_MPI, ALGO_MULTIMEM, ALGO_NVSHMEM, ALGO_ONE_SHOT, ALGO_TWO_SHOT, SIZES, Backend, Functions,
+    TeamData, nvsym_team_t)
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
@@ -51,7 +52,7 @@ from ..libnvshmem cimport (
     nvshmem_team_config_t, nvshmem_team_t, nvshmemx_init_attr_t, nvshmemx_team_uniqueid_t, nvshmemx_uniqueid_t)
 from ..status cimport Status, status_of
 from ..stream cimport borrow_stream
-from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
+from ..types cimport NVSYM_SIGNAL_ADD
 
 # NVSHMEM reads these as sizes, and crashes on a text that is none.
 _SIZE_SETTINGS = (
@@ -1154,11 +1155,6 @@ def _remote_device(row, int pe):
     device.name = row[4]
     device.dlpack_type = 2
     return device
-
-
-cdef size_t SIZES[NVSYM_DTYPE_COUNT]
-for _element in DTYPES:
-    SIZES[<int> _element.id] = _element.itemsize
 
 
 # ---- the C interface: Functions of backend.pxd ----------------------------------------------------------------------
