@@ -128,6 +128,7 @@ cdef list _table():
         _row("cuFuncSetAttribute", "cuFuncSetAttribute", 9000, &_functions.cuFuncSetAttribute),
         _row("cuFuncGetParamInfo", "cuFuncGetParamInfo", 12040, &_functions.cuFuncGetParamInfo),
         _row("cuLaunchKernel", "cuLaunchKernel", 4000, &_functions.cuLaunchKernel),
+        _row("cuLaunchKernelEx", "cuLaunchKernelEx", 11060, &_functions.cuLaunchKernelEx),
         _row("cuLaunchCooperativeKernel", "cuLaunchCooperativeKernel", 9000, &_functions.cuLaunchCooperativeKernel),
         _row("cuLaunchHostFunc", "cuLaunchHostFunc", 10000, &_functions.cuLaunchHostFunc),
         _row("cuGraphInstantiateWithFlags", "cuGraphInstantiateWithFlags", 11040,

@@ -34,11 +34,33 @@ ctypedef int           CUmemLocationType
 ctypedef int           CUmemAllocationType
 ctypedef int           CUmemAllocationGranularity_flags
 ctypedef int           CUmulticastGranularity_flags
+ctypedef int           CUlaunchAttributeID
 
 ctypedef void        (*CUhostFn)(void *userData) noexcept nogil
 
 ctypedef struct CUuuid:
     char                       bytes[16]
+
+ctypedef union CUlaunchAttributeValue:
+    char                       pad[64]
+    int                        programmaticStreamSerializationAllowed
+
+ctypedef struct CUlaunchAttribute:
+    CUlaunchAttributeID        id
+    char                       pad[4]
+    CUlaunchAttributeValue     value
+
+ctypedef struct CUlaunchConfig:
+    unsigned int               gridDimX
+    unsigned int               gridDimY
+    unsigned int               gridDimZ
+    unsigned int               blockDimX
+    unsigned int               blockDimY
+    unsigned int               blockDimZ
+    unsigned int               sharedMemBytes
+    CUstream                   hStream
+    CUlaunchAttribute         *attrs
+    unsigned int               numAttrs
 
 ctypedef struct CUmemFabricHandle:
     unsigned char              data[64]
@@ -152,6 +174,9 @@ cdef enum:
     CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES              = 3
     CU_FUNC_ATTRIBUTE_NUM_REGS                      = 4
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+cdef enum:
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 cdef enum:
     CU_MEMORYTYPE_HOST    = 0x01
@@ -385,6 +410,8 @@ cdef struct CUDADriver:
                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams,
                                void **extra) noexcept nogil
+    CUresult (*cuLaunchKernelEx)(const CUlaunchConfig *config, CUfunction f, void **kernelParams,
+                                 void **extra) noexcept nogil
     CUresult (*cuLaunchCooperativeKernel)(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
                                           unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
                                           unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,

@@ -607,7 +607,7 @@ def test_driver_declarations(tmp_path, include):
         if name not in OTHER_SYMBOLS:
             checks.append(f'SYMBOL({name}, "{symbol}")')
     assert len(constants) > 100
-    assert len(structures) == 7
+    assert len(structures) == 9
     output, preprocessed = compare(
         tmp_path, "#include <cuda.h>\n#include <cudaTypedefs.h>\n#include <cstdint>", checks, [include], namespace=text
     )

@@ -166,6 +166,18 @@ struct Xor {
     template <class S> static __device__ __forceinline__ S apply(S a, S b) { return (S)(a ^ b); }
 };
 
+/* ---- launches ----------------------------------------------------------------------------------------------------- */
+
+/* First of all in a kernel that may be launched while the one before it on the stream still runs (programmatic dependent
+ * launch): wait until that one is done and what it stored is visible, then let the next one be launched, up to here. Nothing
+ * where the launch was an ordinary one. */
+__device__ __forceinline__ void await_predecessor()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 
 struct alignas(16) Words {

@@ -39,7 +39,8 @@ from ..backend cimport (
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
-    KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
+    KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_STAGED_TURN, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel,
+    TeamKernels)
 from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Distances, ExchangeKernels, Move
 from ..kernels.launch cimport forget_kernels, launch_kernel
 from ..kernels.put cimport PutKernels
@@ -435,8 +436,11 @@ cdef class NvshmemBackend(Backend):
     def _open_workspace(self, agreement, AllreduceKernels kernels):
         cdef size_t nbytes
         cdef void *workspace
-        rows = agreement.gather((kernels.blocks, self.sharing), "planning the kernels of collectives")
-        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows))
+        # How many streams make progress side by side, as CUDA's documentation has it.
+        queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+        rows = agreement.gather((kernels.blocks, self.sharing, int(queues) if queues.isdigit() else 8),
+                                "planning the kernels of collectives")
+        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows), min(row[2] for row in rows))
         nbytes = kernels.workspace_bytes()
         with nogil:
             workspace = nvshmem.nvshmem_malloc(nbytes)
@@ -951,7 +955,10 @@ cdef class NvshmemBackend(Backend):
             if algorithm == ALGO_TWO_SHOT:
                 kernel = KERNEL_TWO_SHOT
             elif algorithm == ALGO_ONE_SHOT and kernel != KERNEL_LOW_LATENCY:
-                kernel = KERNEL_PUSH if self.kernels.pushes(&t.kernels, nbytes) else KERNEL_ONE_SHOT
+                if self.kernels.pushes(&t.kernels, nbytes):
+                    kernel = KERNEL_PUSH
+                else:
+                    kernel = KERNEL_STAGED_TURN if self.kernels.stages(&t.kernels) else KERNEL_ONE_SHOT
                 if dest == src and kernel == KERNEL_ONE_SHOT:
                     raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
             self.kernels.launch(&t.kernels, kernel, dtype, op, dest, src, count, SIZES[dtype], stream)
@@ -1103,8 +1110,9 @@ cdef class NvshmemBackend(Backend):
         if algorithm == ALGO_TWO_SHOT:
             return "two_shot", "it was asked for", thresholds
         if algorithm == ALGO_ONE_SHOT:
-            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes):
-                name = "low_latency" if name == "low_latency" else "push"
+            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes) or self.kernels.stages(&t.kernels):
+                if name != "low_latency":
+                    name = "push" if self.kernels.pushes(&t.kernels, nbytes) else "staged"
                 return name, "one_shot was asked for, and this is a form of it without barriers", thresholds
             if in_place:
                 raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")

@@ -17,6 +17,7 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
+from .launch cimport launch_own
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
@@ -26,7 +27,6 @@ cdef enum:
     SLOTS          = 8          # teams that have kernels at a time
     THREADS        = 512        # of a block
     THREADS_MANY   = 256        # of the kernels with barriers, where more than two PEs' loads fill the registers
-    PAD_BYTES      = 2 * MAX_BLOCKS * MAX_PES * 4
     FAILURE_BYTES  = (1 + MAX_PES) * 4
     LL_LINES_TWO   = 256        # of 8 bytes of data, of a block of low latency, in jobs of two PEs
     LL_LINES_MORE  = 64         # and of more
@@ -35,7 +35,9 @@ cdef enum:
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
     PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
-    EPOCHS         = 3 * MAX_BLOCKS
+    EPOCHS         = 3 * MAX_BLOCKS + 32
+    STAGED_QUEUES  = 3          # hardware queues that copies in chunks need: one for each stream
+    EARLY_THREADS  = 256        # per processor, of its 2048
 
 
 # By enum Launched.
@@ -60,6 +62,7 @@ cdef class AllreduceKernels:
                                  (CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, <size_t> &processors)):
             CHECK_CUDA(cuda.cuDeviceGetAttribute(<int *> <size_t> value, attribute, handle), b"cuDeviceGetAttribute")
         self.arch = 10 * major + minor
+        self.overlap = self.arch >= 90 and os.environ.get("NVSYM_TEST_OVERLAP", "1") == "1"
         # Under MPS with an active thread percentage the driver counts the processors of this process already.
         if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in os.environ:
             processors //= sharing
@@ -67,18 +70,20 @@ cdef class AllreduceKernels:
         self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
-    cdef int agree(self, int blocks, int sharing):
-        """Take what all PEs have agreed on: the fewest blocks that one has, and the most PEs that share a GPU."""
+    cdef int agree(self, int blocks, int sharing, int queues):
+        """Take what all PEs have agreed on: the fewest blocks and hardware queues that one has, and the most PEs that share a GPU."""
         self.blocks = blocks
         # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
         push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and 2 <= self.n_pes <= PUSH_PES
         if push:
             self.push_bytes = <size_t> (self.n_pes - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
+            if queues >= STAGED_QUEUES:
+                self.staged = StagedCopies(self.gpu, self.ordinal)
         return 0
 
     cdef size_t workspace_bytes(self):
         """Symmetric memory that `open` needs, zeroed by it; the caller meets the other PEs before the first launch."""
-        return SLOTS * self.slot_bytes + self.push_bytes
+        return SLOTS * self.slot_bytes + self.push_bytes + (0 if self.staged is None else self.staged.slot_bytes())
 
     cdef int open(self, void *workspace) except -1:
         cdef CUstream side = self.gpu.side_stream(self.ordinal)
@@ -91,9 +96,13 @@ cdef class AllreduceKernels:
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> self.epochs, 0, nbytes, side), b"cuMemsetD8Async")
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
+        if self.staged is not None:
+            self.staged.open(self.workspace + SLOTS * self.slot_bytes + self.push_bytes)
         return 0
 
     cdef int close(self) except -1:
+        if self.staged is not None:
+            self.staged.close()
         for module in self.modules:
             CHECK_CUDA(cuda.cuModuleUnload(<CUmodule> <size_t> module), b"cuModuleUnload")
         self.modules = []
@@ -190,6 +199,8 @@ cdef class AllreduceKernels:
             return KERNEL_LOW_LATENCY
         if self.pushes(team, nbytes):
             return KERNEL_PUSH
+        if self.stages(team):
+            return KERNEL_STAGED_TURN
         if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return KERNEL_ONE_SHOT
         return KERNEL_TWO_SHOT
@@ -205,18 +216,35 @@ cdef class AllreduceKernels:
         thresholds = {"low_latency": f"up to {format_size(lines)}"}
         if pushing:
             thresholds["push"] = f"above that, up to {format_size(pushed)}"
+            if self.stages(team):
+                thresholds["staged"] = "above that"
         elif team.args.n == 2 and lines < ONE_SHOT_BELOW:
             thresholds["one_shot"] = f"above that and below {format_size(ONE_SHOT_BELOW)}, not in place"
-        thresholds["two_shot"] = "above that"
+        if not self.stages(team):
+            thresholds["two_shot"] = "above that"
         if kernel == KERNEL_LOW_LATENCY:
             return "low_latency", "data and flags travel in the same stores, without a barrier", thresholds
         if kernel == KERNEL_PUSH:
             return "push", "two PEs on a link: stores that tell by themselves that they have come, without a barrier", thresholds
+        if kernel == KERNEL_STAGED_TURN:
+            return "staged", "two PEs on a link: copy engines send chunks, and each PE reduces what came", thresholds
         if kernel == KERNEL_ONE_SHOT:
             return "one_shot", "two PEs read each other's operand faster than they could hand shares around", thresholds
         if in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return "two_shot", "in place: each element is read and written by one PE only", thresholds
         return "two_shot", "each PE reduces a share and stores it to all, which moves the fewest bytes", thresholds
+
+    cdef bint early(self, unsigned int blocks, unsigned int threads) noexcept nogil:
+        """Whether a launch is so small that one more of its kind may wait on the processors.
+
+        Blocks that wait for other PEs must all find their places, whatever waits there for its turn: so what waits has an
+        eighth of the places of this PE at most; a quarter if it is of low latency, which has few registers.
+        """
+        return self.overlap and blocks * threads <= EARLY_THREADS * <unsigned int> self.blocks
+
+    cdef bint stages(self, const TeamKernels *team) noexcept:
+        """Whether copy engines can send what is too much to push."""
+        return team.args.push != NULL and self.staged is not None
 
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept:
         """Whether there is room to push so much."""
@@ -250,7 +278,12 @@ cdef class AllreduceKernels:
             blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
         if stream != team.last:
             self.follow(team, stream)
+        if kernel == KERNEL_STAGED_TURN:
+            return self.staged.enqueue(self.functions[dtype][op][<int> KERNEL_STAGED_TURN],
+                                       self.functions[dtype][op][<int> KERNEL_STAGED_FOLD], &team.args,
+                                       team.args.delta[1 - team.args.me], self.blocks, <char *> dst, <const char *> src, nbytes,
+                                       itemsize, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
         with nogil:
-            CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+            launch_own(function, blocks, threads, arguments, stream, self.early(blocks, threads if kernel != KERNEL_LOW_LATENCY else threads // 2))
         return 0

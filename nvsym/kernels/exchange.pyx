@@ -16,12 +16,12 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
-    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, AllreduceKernels,
-    TeamKernels)
+    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, PAD_BYTES,
+    AllreduceKernels, TeamKernels)
+from .launch cimport launch_own
 
 cdef enum:
     SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
-    PAD_BYTES    = 2 * MAX_BLOCKS * MAX_PES * 4
     THREADS      = 512          # of a block
     THREADS_MANY = 256          # of the reduction, where more than two PEs' loads fill the registers
     LL_LINES     = 64           # of 8 bytes, of a block of low latency
@@ -39,7 +39,7 @@ cdef class ExchangeKernels(AllreduceKernels):
         self.ll_bytes = 16 * LL_LINES
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
-    cdef int agree(self, int blocks, int sharing):
+    cdef int agree(self, int blocks, int sharing, int queues):
         self.blocks = blocks
         return 0
 
@@ -172,5 +172,5 @@ cdef int launch(ExchangeKernels self, TeamKernels *team, TeamKernels *order, CUf
     arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &first, &second
     arguments[5] = &team.args
     with nogil:
-        CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+        launch_own(function, blocks, threads, arguments, stream, self.early(blocks, threads))
     return 0

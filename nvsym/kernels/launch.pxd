@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-from ..libcuda cimport CUstream
+from ..libcuda cimport CUfunction, CUstream
 
 # Launch a user's kernel in the current context. See SHMEMContext.enqueue_function for what kernel and arguments may be.
 cdef int launch_kernel(object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
                        bint cooperative, CUstream stream) except -1
+
+# Launch one of nvsym's kernels. `early`: it begins with await_predecessor(), and its blocks may take their places on the
+# processors while the kernel before it on the stream still runs, where the GPU and the driver can do that.
+cdef int launch_own(CUfunction function, unsigned int blocks, unsigned int threads, void **arguments, CUstream stream,
+                    bint early) except -1 nogil
 
 # Let go of the kernels that have been launched.
 cdef int forget_kernels() except -1

@@ -6,6 +6,7 @@ arguments or a number that does not fit is an error here and not a wrong value t
 """
 
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 import ctypes
 import struct
@@ -13,20 +14,39 @@ from operator import index
 
 import numpy as np
 
-from .._driver cimport CHECK_CUDA, cuda, cuda_has
+from .._driver cimport CHECK_CUDA, cuda, cuda_has, cuda_version
 from ..libcuda cimport (
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_SUCCESS, CUfunction, CUkernel, CUstream)
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUDA_SUCCESS, CUfunction,
+    CUkernel, CUlaunchAttribute, CUlaunchConfig, CUstream)
 
 cdef enum:
     MAX_PARAMETERS = 4096   # more than the bytes of parameters allow
     SHARED_AT_ONCE = 48 << 10   # bytes of dynamic shared memory that need no permission
     MOST_KNOWN     = 256
+    EARLY_SINCE    = 12030  # the driver that captures early launches into graphs
 
 cdef dict FLOATS = {8: "d", 4: "f", 2: "e"}
 
 # id -> (kernel, handle, sizes of its parameters) of kernels that are objects. The object is held, so that its handle stays that of
 # its function.
 cdef dict _known = {}
+
+
+cdef int launch_own(CUfunction function, unsigned int blocks, unsigned int threads, void **arguments, CUstream stream,
+                    bint early) except -1 nogil:
+    cdef CUlaunchAttribute attribute
+    cdef CUlaunchConfig config
+    if not early or cuda_version() < EARLY_SINCE:
+        return CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+    memset(&attribute, 0, sizeof(attribute))
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = 0
+    config.hStream = stream
+    config.attrs, config.numAttrs = &attribute, 1
+    return CHECK_CUDA(cuda.cuLaunchKernelEx(&config, function, arguments, NULL), b"cuLaunchKernelEx")
 
 
 cdef CUfunction function_of(object kernel) except NULL:

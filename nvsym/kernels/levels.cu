@@ -10,11 +10,13 @@ typedef nvsym::Element<T>::Sum S;
 extern "C" __global__ void __launch_bounds__(512)
     nvsym_level_in(S *sums, const T *src, nvsym::u64 count, nvsym::u32, nvsym::u32, const __grid_constant__ nvsym::Team team)
 {
+    nvsym::await_predecessor();
     nvsym::level_in<T, Op>(sums, src, count, team);
 }
 
 extern "C" __global__ void __launch_bounds__(512) nvsym_level_out(
     T *dst, const S *rows, nvsym::u64 count, nvsym::u32 nodes, nvsym::u32, const __grid_constant__ nvsym::Team team)
 {
+    nvsym::await_predecessor();
     nvsym::level_out<T, Op>(dst, rows, count, (int)nodes, team);
 }

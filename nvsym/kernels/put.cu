@@ -9,6 +9,7 @@ using nvsym::u64;
 
 extern "C" __global__ void __launch_bounds__(512) nvsym_copy(char *dst, const char *src, u64 nbytes)
 {
+    nvsym::await_predecessor();
     const nvsym::Part part(nbytes, blockIdx.x, gridDim.x);
     nvsym::copy_bytes(dst + part.first, src + part.first, part.nbytes, nvsym::Here());
 }
@@ -17,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(512) nvsym_copy(char *dst, const ch
 extern "C" __global__ void __launch_bounds__(512)
     nvsym_copy_signal(char *dst, const char *src, u64 nbytes, u64 *signal, u64 value, u32 add)
 {
+    nvsym::await_predecessor();
     nvsym::copy_bytes(dst, src, nbytes, nvsym::Here());
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -11,6 +11,7 @@ cdef class PutKernels:
     cdef CUfunction    copy
     cdef CUfunction    copy_signal
     cdef size_t        module
+    cdef bint          overlap          # see AllreduceKernels
     cdef readonly size_t put_up_to      # bytes, by the table; 0: never
     cdef readonly size_t get_up_to
     cdef readonly size_t signal_up_to

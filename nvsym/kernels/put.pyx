@@ -5,6 +5,8 @@ A call of the copy engine costs the host and the GPU several microseconds, whate
 the signal as well. Copies of many bytes are the copy engine's, which leaves the processors to others.
 """
 
+import os
+
 from libc.stdint cimport uint32_t, uint64_t
 
 from .. import _driver
@@ -13,6 +15,7 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
+from .launch cimport launch_own
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_FUNC_ATTRIBUTE_NUM_REGS, CUmodule, CUstream)
@@ -63,6 +66,7 @@ cdef class PutKernels:
                    b"cuDeviceGetAttribute")
         CHECK_CUDA(cuda.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
                    b"cuDeviceGetAttribute")
+        self.overlap = major >= 9 and os.environ.get("NVSYM_TEST_OVERLAP", "1") == "1"
         cubin, _ = compiler.put_cubin(10 * major + minor)
         self.gpu.use(self.ordinal)
         CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
@@ -90,7 +94,7 @@ cdef class PutKernels:
             return 0
         arguments[0], arguments[1], arguments[2] = &dst, &src, &count
         with nogil:
-            CHECK_CUDA(cuda.cuLaunchKernel(self.copy, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
+            launch_own(self.copy, blocks, threads, arguments, stream, self.overlap)
         return 0
 
     cdef int put_signal(self, void *dst, const void *src, size_t nbytes, uint64_t *signal, uint64_t value, bint add,
@@ -101,8 +105,7 @@ cdef class PutKernels:
         arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &signal, &value
         arguments[5] = &adds
         with nogil:
-            CHECK_CUDA(cuda.cuLaunchKernel(self.copy_signal, 1, 1, 1, threads_for(nbytes), 1, 1, 0, stream, arguments, NULL),
-                       b"cuLaunchKernel")
+            launch_own(self.copy_signal, 1, threads_for(nbytes), arguments, stream, self.overlap)
         return 0
 
 
