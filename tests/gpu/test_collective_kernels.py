@@ -365,6 +365,61 @@ def test_two_levels(monkeypatch):
     nvsym.finalize()
 
 
+@pytest.mark.pes(2, own_job=True, timeout=120)
+def test_two_pes_on_a_link(monkeypatch):
+    """What two PEs with a GPU each do, also where they share one: pushing, and copies in chunks; late PEs; graphs."""
+    from mpi4py import MPI
+
+    monkeypatch.setenv("NVSYM_TEST_PUSH", "1")
+    monkeypatch.setenv("NVSYM_TEST_CHUNK", "1M")
+    monkeypatch.setenv("NVSYM_TIMEOUT", "2")
+    torch = pytest.importorskip("torch")
+    ctx = nvsym.init(backend="nvshmem", heap_size="256M")
+    if not next(has for name, has, _ in ctx.capabilities() if name == "collectives"):
+        pytest.skip("kernels of collectives: NVSHMEM has no collectives where PEs share a GPU without MPS")
+    nvsym.warmup([np.float32], ["sum"])
+    nvsym.barrier_all()
+    ctx.synchronize()
+    me, rng = ctx.my_pe(), random.Random(1)
+    most = (35 << 20) // 4 + 3
+    pushed = (64 << 10) + 5
+    source, dest = F32(most + 8), F32(most + 8)
+    data = [np.random.default_rng(pe).standard_normal(most).astype(np.float32) for pe in range(2)]
+    for size, algorithm in ((pushed, "push"), (most, "staged"), (most - 1, "staged"), ((32 << 20) // 4, "staged")):
+        for a, b in ((0, 0), (1, 1), (3, None), (2, 1)):
+            s = source[a : a + size]
+            d = s if b is None else dest[b : b + size]
+            assert nvsym.explain_allreduce(d, s).algorithm == algorithm
+            s.enqueue_copy_from(data[me][:size])
+            nvsym.allreduce(d, s, algorithm=rng.choice(["auto", "one_shot"]))
+            assert (d.to_numpy() == data[0][:size] + data[1][:size]).all(), (size, a, b)
+            nvsym.barrier_all()
+    # In a graph, at different speeds: each call takes what the last one gave.
+    x = dest[:most]
+    x.fill(1)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        nvsym.allreduce(x, x, stream=stream)
+        nvsym.allreduce(x[:pushed], x[:pushed], stream=stream)
+        graph.capture_end()
+        for _ in range(12):
+            time.sleep(rng.random() * 0.01 * (1 + me))
+            graph.replay()
+    torch.cuda.synchronize()
+    assert (x.to_numpy()[:pushed] == 2.0**24).all()
+    assert (x.to_numpy()[pushed:] == 2.0**12).all()
+    MPI.COMM_WORLD.Barrier()
+    if me == 1:
+        time.sleep(4)
+    else:
+        nvsym.allreduce(dest, source)
+        with pytest.raises(nvsym.PeerTimeoutError, match="allreduce: PE 1 did not arrive within 2 s"):
+            ctx.synchronize()
+    MPI.COMM_WORLD.Barrier()
+    nvsym.finalize()
+
+
 @pytest.mark.pes(1, 2, 4)
 def test_small_puts(ctx, meet):
     """Sizes around those of the table, at any alignment, with and without a signal."""
