@@ -71,7 +71,7 @@ cdef class AllreduceKernels:
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
     cdef int agree(self, int blocks, int sharing, int queues):
-        """Take what all PEs have agreed on: the fewest blocks and hardware queues that one has, and the most PEs that share a GPU."""
+        """Take what all PEs have agreed on: the fewest blocks and queues of one PE, and the most PEs that share a GPU."""
         self.blocks = blocks
         # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
         push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and 2 <= self.n_pes <= PUSH_PES
@@ -227,7 +227,7 @@ cdef class AllreduceKernels:
         if kernel == KERNEL_PUSH:
             return "push", "two PEs on a link: stores that tell by themselves that they have come, without a barrier", thresholds
         if kernel == KERNEL_STAGED_TURN:
-            return "staged", "two PEs on a link: copy engines send chunks, and each PE reduces what came", thresholds
+            return "staged", "two PEs on a link: copy engines send chunks, and each PE reduces them", thresholds
         if kernel == KERNEL_ONE_SHOT:
             return "one_shot", "two PEs read each other's operand faster than they could hand shares around", thresholds
         if in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:

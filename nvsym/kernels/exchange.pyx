@@ -16,8 +16,8 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
-    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_BLOCKS, MAX_PES, PAD_BYTES,
-    AllreduceKernels, TeamKernels)
+    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, PAD_BYTES, AllreduceKernels,
+    TeamKernels)
 from .launch cimport launch_own
 
 cdef enum:
