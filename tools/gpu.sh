@@ -5,21 +5,34 @@
 #
 #   tools/gpu.sh test [CONFIGURATION ...] [-- PYTEST ARGUMENTS]     configurations: 1, 2-no-mps, 2, 4; default: all
 #   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4; gpus, gpus2 ... (a PE on each)
-#   tools/gpu.sh memcheck [-- PYTEST ARGUMENTS]                     the suite with 1 PE under compute-sanitizer
+#   tools/gpu.sh memcheck [1 | gpus] [-- PYTEST ARGUMENTS]          tests under compute-sanitizer: memory
+#   tools/gpu.sh racecheck | synccheck [1 | gpus] [-- ...]         the same: races in shared memory; barriers of blocks
 #   tools/gpu.sh soak [-- ARGUMENTS]                               a million replayed allreduces on 2 PEs (tools/soak.py)
 #
 # It uses one GPU, the first that CUDA_VISIBLE_DEVICES names; the configuration "gpus" uses all of them. Several PEs share one
-# under MPS, which it starts for itself and stops, or without. From the environment:
+# under MPS, which it starts for itself and stops, or without.
+#
+# Under compute-sanitizer there is 1 PE, which launches no kernel of a collective by itself. So memcheck has the interface, its
+# misuses, small puts, users' kernels, and the kernels of the collectives in one launch of all members
+# (tests/gpu/test_members_in_one_launch.py: all of them but the two levels and multimem); racecheck and synccheck have the kernels
+# alone. No kernel of nvsym uses shared memory: what racecheck can see are those that tests give to nvsym. "gpus": two PEs on a GPU
+# each, and the tests of the kernels with real peers.
+#
+# The kernels that `test` compiles first, and memcheck some of, stay in NVSYM_CACHE_DIR (default: ~/.cache/nvsym): a second time it
+# takes a second or two. A copy of that folder, which only its user may write to, serves on another machine, too: an entry goes by
+# the sources, the architecture and the version of NVRTC, not by the machine.
+#
+# From the environment:
 #
 #   PYTHON=python3          the Python to use; it needs Cython, numpy, mpi4py, ml_dtypes, cuda-pathfinder, pytest and NVSHMEM
-#   NVSYM_TEST_GPU_LIMIT    seconds for each configuration (default: 600)
+#   NVSYM_TEST_GPU_LIMIT    seconds for each configuration (default: 600; of compute-sanitizer: 240, and tests that come too late
+#                           are skipped)
 #   NVSYM_BENCH_RESULTS     folder of the benchmark's table and pictures (default: benchmarks/results)
 #   NVSYM_BENCH_RAW         file for the benchmark's numbers, as JSON (default: none)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ROOT=$PWD
 PYTHON=${PYTHON:-python3}
-LIMIT=${NVSYM_TEST_GPU_LIMIT:-600}
 
 die() {
     echo "tools/gpu.sh: $*" >&2
@@ -29,8 +42,9 @@ die() {
 mode=${1:-}
 [ $# -gt 0 ] && shift
 case $mode in
-test | bench | memcheck | soak) ;;
-*) sed -n '4,21s/^# \{0,1\}//p' "$0" && exit 2 ;;
+test | bench | soak) LIMIT=${NVSYM_TEST_GPU_LIMIT:-600} ;;
+memcheck | racecheck | synccheck) LIMIT=${NVSYM_TEST_GPU_LIMIT:-240} ;;
+*) sed -n '/^# Tests and/,/^#   NVSYM_BENCH_RAW/s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac
 configurations=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -39,9 +53,10 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ $# -gt 0 ] && shift
 rest=("$@")
-if [ ${#configurations[@]} -eq 0 ] && [ "$mode" != bench ]; then
-    configurations=(1 2-no-mps 2 4)
-fi
+case $mode in
+test) [ ${#configurations[@]} -gt 0 ] || configurations=(1 2-no-mps 2 4) ;;
+*check) [ ${#configurations[@]} -gt 0 ] || configurations=(1) ;;
+esac
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the machine has
@@ -134,13 +149,45 @@ run() { # name, PEs, MPS or not, command ...
     rm -f "$log"
 }
 
-pytest_for() { # PEs
+pytest_for() { # pytest, for arguments that may have blanks, into `command`
     # Where nvsym is not installed, pytest has to be told of its plugin.
-    local plugin
-    plugin=$("$PYTHON" -c 'from importlib.metadata import entry_points as e
-print("" if "nvsym" in e(group="pytest11").names else "-p nvsym.testing")')
+    command=("$PYTHON" -m pytest -q --no-header)
+    "$PYTHON" -c 'import sys; from importlib.metadata import entry_points as e; sys.exit("nvsym" not in e(group="pytest11").names)' ||
+        command+=(-p nvsym.testing)
+    command+=("$@")
+}
+
+precompile() { # element types, with commas; all: none
+    local capability
+    capability=$("$smi" --query-gpu=compute_cap --format=csv,noheader | head -1)
+    echo "== compiling the kernels for $capability"
+    "$PYTHON" tools/precompile.py "${capability//./}" "$@" || die "the kernels do not compile"
+}
+
+sanitize() { # tool, title, PEs, -k of pytest, tests ...
+    local tool=$1 title=$2 pes=$3 keywords=$4 began=$SECONDS work clean unclean
+    shift 4
+    work=$(mktemp -d "${TMPDIR:-/tmp}/nvsym-sanitizer-XXXXXX")
+    pytest_for -o nvsym_timeout=120 -k "$keywords" "$@"
+    # Libraries whose many kernels would be instrumented, too, at a minute each.
+    export NVSYM_TEST_WITHOUT=torch,jax,numba,triton
+    NVSYM_TEST_DEADLINE=$(($(date +%s) + LIMIT * 3 / 4))
+    export NVSYM_TEST_DEADLINE
+    # pytest starts a PE as a process of its own, so every process that touches the GPU is checked, and has its log. Calls of the
+    # driver that fail are no errors: nvsym asks with some, and tests make others fail.
+    run "$title" "$pes" no "$sanitizer" --tool "$tool" --target-processes all --require-cuda-init no --report-api-errors no \
+        --log-file "$work/%p.log" "${command[@]}" ${rest[@]+"${rest[@]}"}
+    clean=$(grep -l 'SUMMARY: 0 \(errors\|hazards\)' "$work"/*.log 2>/dev/null | wc -l)
+    unclean=$(grep -L 'SUMMARY: 0 \(errors\|hazards\)' "$work"/*.log 2>/dev/null | xargs -r grep -l 'SUMMARY\|=========' || true)
     # shellcheck disable=SC2086
-    echo "$PYTHON" -m pytest $plugin -q --no-header -k "nvshmem-n$1" tests/gpu
+    [ -z "$unclean" ] || grep -h '=========' $unclean | head -60
+    if [ -n "$unclean" ] || [ "$clean" -eq 0 ]; then
+        failed=1
+        rows+=("$title: findings|errors|$clean processes without an error, $(wc -w <<<"$unclean") with|$((SECONDS - began))")
+    else
+        rows+=("$title: findings|ok|$clean processes without an error|$((SECONDS - began))")
+    fi
+    rm -rf "$work"
 }
 
 if [ ${#configurations[@]} -eq 0 ]; then
@@ -155,10 +202,7 @@ fi
 
 case $mode in
 test)
-    # Else the PEs would compile one after the other, in the tests.
-    capability=$("$smi" --query-gpu=compute_cap --format=csv,noheader | head -1)
-    echo "== compiling the kernels for ${capability}"
-    "$PYTHON" tools/precompile.py "${capability//./}" || die "the kernels do not compile"
+    precompile # else the PEs would compile one after the other, in the tests
     for configuration in "${configurations[@]}"; do
         pes=${configuration%%-*}
         case $configuration in
@@ -167,27 +211,36 @@ test)
         [2-9]) title="$pes PEs, one GPU, MPS" mps=mps ;;
         *) die "no configuration $configuration; there are 1, 2-no-mps, 2, 4" ;;
         esac
-        read -ra command <<<"$(pytest_for "$pes")"
+        pytest_for -k "nvshmem-n$pes" tests/gpu
         run "$title" "$pes" "$mps" "${command[@]}" ${rest[@]+"${rest[@]}"}
     done
     ;;
 soak)
     run "soak, 2 PEs, MPS" 2 mps "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n 2 -- tools/soak.py ${rest[@]+"${rest[@]}"}
     ;;
-memcheck)
+*check)
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
     [ -n "$sanitizer" ] || die "no compute-sanitizer on PATH or in /usr/local/cuda*/bin"
-    work=$(mktemp -d "${TMPDIR:-/tmp}/nvsym-memcheck-XXXXXX")
-    read -ra command <<<"$(pytest_for 1)"
-    # pytest starts the PE as a process of its own, so every process that touches the GPU is checked, and has its log.
-    run "1 PE, memcheck" 1 no "$sanitizer" --tool memcheck --target-processes all --log-file "$work/%p.log" \
-        "${command[@]}" ${rest[@]+"${rest[@]}"}
-    clean=$(grep -l 'ERROR SUMMARY: 0 errors' "$work"/*.log 2>/dev/null | wc -l)
-    unclean=$(grep -L 'ERROR SUMMARY: 0 errors' "$work"/*.log 2>/dev/null | xargs -r grep -l 'ERROR SUMMARY\|=========' || true)
-    [ -z "$unclean" ] || grep -h '=========' $unclean | head -60
-    rows+=("memcheck|$([ -z "$unclean" ] && [ "$clean" -gt 0 ] && echo ok || echo errors)|$clean processes without an error, $(wc -w <<<"$unclean") with|0")
-    [ -z "$unclean" ] && [ "$clean" -gt 0 ] || failed=1
-    rm -rf "$work"
+    few=float32,bfloat16,int64,uint64 # of the tests that have every element type
+    these="float32 or bfloat16 or int64"
+    kernels=(tests/gpu/test_members_in_one_launch.py tests/gpu/test_collective_kernels.py)
+    [ "$mode" != memcheck ] || precompile "$few"
+    for configuration in "${configurations[@]}"; do
+        case $configuration-$mode in
+        1-memcheck)
+            sanitize memcheck "1 PE, memcheck" 1 "nvshmem-n1 and not 20_times and (not test_reductions or $these)" \
+                "${kernels[@]}" tests/gpu/test_dlpack_gpu.py tests/gpu/test_misuse.py tests/gpu/test_parity.py
+            ;;
+        1-*) sanitize "$mode" "1 PE, $mode" 1 nvshmem-n1 "${kernels[@]}" ;;
+        gpus-*)
+            [ "$n_gpus" -gt 1 ] || die "$mode gpus: there is 1 GPU, and it takes two"
+            CUDA_VISIBLE_DEVICES=$(cut -d, -f1-2 <<<"$all_gpus")
+            sanitize "$mode" "2 PEs, a GPU each, $mode" 2 "nvshmem-n2 and (not test_allreduce or $these)" tests/gpu/test_collective_kernels.py
+            CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
+            ;;
+        *) die "no configuration $configuration of $mode; there are 1 and gpus" ;;
+        esac
+    done
     ;;
 bench)
     results=${NVSYM_BENCH_RESULTS:-benchmarks/results}

@@ -2,6 +2,8 @@
 """What the tests of the NVSHMEM backend share. They run on simulated GPUs in `make test`, on a real one in `make test-gpu`."""
 
 import os
+import sys
+import time
 
 import pytest
 
@@ -12,7 +14,18 @@ from nvsym import simulator
 CHOSEN = os.environ.get("NVSYM_TEST_BACKENDS") or "simulator"
 collect_ignore_glob = [] if {"nvshmem", "simulator"} & set(CHOSEN.split(",")) else ["test_*.py"]
 if "nvshmem" not in CHOSEN:
-    collect_ignore_glob.append("test_collective_kernels.py")  # compiled kernels, which simulated GPUs do not run
+    # Compiled kernels, which simulated GPUs do not run.
+    collect_ignore_glob += ["test_collective_kernels.py", "test_members_in_one_launch.py"]
+
+# Libraries that the tests shall do without, though they are installed: compute-sanitizer would look at all of their kernels.
+for library in filter(None, os.environ.get("NVSYM_TEST_WITHOUT", "").split(",")):
+    sys.modules[library] = None  # type: ignore[assignment]
+
+
+def pytest_runtest_setup(item):
+    """With one PE tests may be bounded in time together, as they are under compute-sanitizer (tools/gpu.sh)."""
+    if time.time() > float(os.environ.get("NVSYM_TEST_DEADLINE", "inf")):
+        pytest.skip("time for this test (NVSYM_TEST_DEADLINE)")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes the place of PyTorch and CuPy where the GPUs are simulated: both know real ones only."""
+"""What takes the place of PyTorch and CuPy where they are missing or the GPUs are simulated: both know real ones only."""
 
 import ctypes
+import importlib
 
 import pytest
 
@@ -17,6 +18,14 @@ def is_simulated():
 def need_real_gpu(what):
     if is_simulated():
         pytest.skip(f"a real GPU: {what}")
+
+
+def library(name):
+    """A library for GPUs, or None where it is not installed or the GPU is simulated."""
+    try:
+        return None if is_simulated() else importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
 
 
 class TorchStream:

@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from simulated import CupyStream, Graph, TorchStream, is_simulated, need_real_gpu
+from simulated import CupyStream, Graph, TorchStream, is_simulated, library, need_real_gpu
 
 import nvsym
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
@@ -443,20 +443,14 @@ def test_explained_choice(ctx, limited, meet):
 
 
 def streams_of_all_kinds():
-    own = nvsym.Stream()
     raw = nvsym.Stream()
-    if is_simulated():
-        return {
-            "none": None, "own": own, "int": raw.handle, "torch": TorchStream(), "cupy": CupyStream(), "legacy": 1,
-            "per thread": 2, "zero": 0,
-        }, raw  # fmt: skip
-    torch = pytest.importorskip("torch")
-    cupy = pytest.importorskip("cupy")
-    kept = torch.cuda.Stream()
-    return {
-        "none": None, "own": own, "int": raw.handle, "torch": kept, "torch default": torch.cuda.default_stream(),
-        "cupy": cupy.cuda.Stream(non_blocking=True), "legacy": 1, "per thread": 2, "zero": 0,
-    }, raw  # fmt: skip
+    streams = {"none": None, "own": nvsym.Stream(), "int": raw.handle, "legacy": 1, "per thread": 2, "zero": 0}
+    torch, cupy = library("torch"), library("cupy")
+    streams["torch"] = torch.cuda.Stream() if torch else TorchStream()
+    streams["cupy"] = cupy.cuda.Stream(non_blocking=True) if cupy else CupyStream()
+    if torch:
+        streams["torch default"] = torch.cuda.default_stream()
+    return streams, raw
 
 
 def test_streams(ctx, limited, meet):
@@ -504,13 +498,13 @@ def test_events(ctx):
 @contextlib.contextmanager
 def capture():
     """A stream of another library, and a graph of what is enqueued on it inside."""
-    if is_simulated():
+    torch = library("torch")
+    if not torch:
         stream = TorchStream()
         graph = Graph(stream.kept)
         yield stream, graph
         graph.end()
         return
-    torch = pytest.importorskip("torch")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of the collectives in one process on one GPU: one launch whose blocks are those of all members.
+
+It needs no MPI, no NVSHMEM, no MPS and no second GPU, and no two launches that have to run at the same time: so it is what
+compute-sanitizer can look at (tools/gpu.sh memcheck, racecheck, synccheck). The members' operands end where their memory does,
+so that what is read or written behind them is an error there.
+"""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import nvsym
+from nvsym import _driver
+from nvsym.kernels import compiler
+
+KINDS = (
+    "one_shot", "two_shot", "push", "low_latency", "broadcast", "broadcast_in_shares", "broadcast_lines", "fcollect",
+    "fcollect_lines", "alltoall", "alltoall_lines", "reduce_scatter", "reduce_scatter_lines",
+)  # fmt: skip
+IN_PLACE = ("two_shot", "push", "low_latency", "broadcast", "broadcast_in_shares", "broadcast_lines")
+MAX_PES, MAX_BLOCKS, LL_STAGES, LL_BLOCKS = 32, 256, 2, 128
+PUSH_THREADS, PUSH_STAGES, PUSH_LAYERS, PUSH_BLOCKS, EMPTY = 512, 8, 5, 4, 0x9E3779B9
+LL_BYTES = 16 * 64
+EPOCHS = 3 * MAX_BLOCKS
+GUARD = 64  # bytes before the operands that nobody may write
+
+SOURCE = r"""
+#include "nvsym/exchange.cuh"
+using namespace nvsym;
+
+struct Call {
+    float *dst;
+    const float *src;
+    u64 count;
+    u64 root;
+    Team team;
+};
+
+/* gridDim.y members of gridDim.x blocks each. */
+extern "C" __global__ void __launch_bounds__(512) members(const Call *calls, int kind)
+{
+    const Call &c = calls[blockIdx.y];
+    char *to = (char *)c.dst;
+    const char *from = (const char *)c.src;
+    const u64 nbytes = c.count * sizeof(float);
+    const int root = (int)c.root;
+    switch (kind) {
+    case 0: return one_shot<float, Sum>(c.dst, c.src, c.count, c.team);
+    case 1: return two_shot<float, Sum>(c.dst, c.src, c.count, c.team);
+    case 2: return push<float, Sum>(c.dst, c.src, c.count, c.team);
+    case 3: return low_latency<float, Sum>(c.dst, c.src, c.count, c.team);
+    case 4: return broadcast(to, from, nbytes, root, false, c.team);
+    case 5: return broadcast(to, from, nbytes, root, true, c.team);
+    case 6: return broadcast_lines(to, from, nbytes, root, c.team);
+    case 7: return fcollect(to, from, nbytes, c.team);
+    case 8: return fcollect_lines(to, from, nbytes, c.team);
+    case 9: return alltoall(to, from, nbytes, c.team);
+    case 10: return alltoall_lines(to, from, nbytes, c.team);
+    case 11: return reduce_scatter<float, Sum>(c.dst, c.src, c.count, c.team);
+    case 12: return reduce_scatter_lines<float, Sum>(c.dst, c.src, c.count, c.team);
+    }
+}
+"""
+
+
+class Team(ctypes.Structure):
+    """nvsym::Team of include/nvsym/collectives.cuh."""
+
+    _fields_ = [
+        ("me", ctypes.c_int), ("n", ctypes.c_int), ("epochs", ctypes.c_uint64), ("pad", ctypes.c_uint64),
+        ("ll", ctypes.c_uint64), ("ll_bytes", ctypes.c_uint64), ("push", ctypes.c_uint64),
+        ("push_blocks", ctypes.c_uint64), ("failure", ctypes.c_uint64), ("limit_ns", ctypes.c_uint64),
+        ("op", ctypes.c_uint32), ("delta", ctypes.c_int64 * MAX_PES),
+    ]  # fmt: skip
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("dst", ctypes.c_uint64), ("src", ctypes.c_uint64), ("count", ctypes.c_uint64), ("root", ctypes.c_uint64),
+        ("team", Team),
+    ]  # fmt: skip
+
+
+class Gpu:
+    """What is needed of the driver."""
+
+    def __init__(self):
+        self.stream = nvsym.Stream(nvsym.Device(0))  # makes the GPU's context current
+        self.cuda = ctypes.CDLL(_driver.library_info().path)
+        version = [ctypes.c_int(), ctypes.c_int()]
+        for attribute, value in zip((75, 76), version, strict=True):  # of the compute capability
+            self("cuDeviceGetAttribute", ctypes.byref(value), attribute, 0)
+        arch = 10 * version[0].value + version[1].value
+        _, headers = compiler._source("moves.cu")
+        module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        cubin = compiler.compile_cubin(SOURCE, "members.cu", arch, headers=headers)
+        self("cuModuleLoadData", ctypes.byref(module), cubin)
+        self("cuModuleGetFunction", ctypes.byref(self.function), module, b"members")
+
+    def __call__(self, name, *arguments):
+        status = getattr(self.cuda, name)(*arguments)
+        assert status == 0, f"{name}: {status}"
+
+    def alloc(self, nbytes):
+        pointer = ctypes.c_uint64()
+        self("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
+        self("cuMemsetD8_v2", pointer, 0, ctypes.c_size_t(nbytes))
+        return pointer.value
+
+    def free(self, pointer):
+        self("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+    def write(self, pointer, data):
+        data = bytes(data)
+        self("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
+
+    def read(self, pointer, nbytes):
+        data = ctypes.create_string_buffer(nbytes)
+        self("cuMemcpyDtoH_v2", data, ctypes.c_uint64(pointer), ctypes.c_size_t(nbytes))
+        return data.raw
+
+    def launch(self, blocks, members, threads, calls, kind):
+        arguments = (ctypes.c_void_p * 2)()
+        values = ctypes.c_uint64(calls), ctypes.c_int(kind)
+        for i, value in enumerate(values):
+            arguments[i] = ctypes.cast(ctypes.byref(value), ctypes.c_void_p)
+        self("cuLaunchKernel", self.function, blocks, members, 1, threads, 1, 1, 0, None, arguments, None)
+        self("cuCtxSynchronize")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return Gpu()
+
+
+def value(member, n):
+    """Whole numbers, whose sums are exact."""
+    return ((7 * member + 3 * np.arange(n)) % 17).astype(np.float32)
+
+
+def operands(kind, members, count):
+    """(sources, results) of all members."""
+    wide = kind.startswith(("alltoall", "reduce_scatter"))
+    sources = [value(m, members * count if wide else count) for m in range(members)]
+    root = members - 1
+    total = sum(sources)
+    results = {
+        "broadcast": [sources[root]] * members,
+        "fcollect": [np.concatenate(sources)] * members,
+        "alltoall": [np.concatenate([s[m * count :][:count] for s in sources]) for m in range(members)],
+        "reduce_scatter": [total[m * count :][:count] for m in range(members)],
+    }
+    name = next((name for name in results if kind.startswith(name)), None)
+    return sources, results[name] if name else [total] * members
+
+
+def grid(kind, members, count):
+    """(blocks of a member, threads), as the launches of nvsym have them, with fewer blocks."""
+    if kind == "low_latency" or kind.endswith("lines"):
+        lines = (4 * count + 7) // 8
+        threads = min((lines + 31) // 32 * 32, 64)
+        return (lines + threads - 1) // threads, threads
+    return 3, 256 if members > 2 else 512
+
+
+def check(gpu, kind, members, count, shift, order):
+    """One call of all members, three times on the same memory; `order`: which operand is at the end of the memory."""
+    sources, results = operands(kind, members, count)
+    push = (members - 1) * PUSH_STAGES * PUSH_LAYERS * PUSH_BLOCKS * PUSH_THREADS * 16
+    pad, ll = 2 * MAX_BLOCKS * MAX_PES * 4, LL_STAGES * LL_BLOCKS * members * LL_BYTES
+    first = pad + ll + push + GUARD + 4 * shift
+    sizes = {"source last": (results[0].nbytes, sources[0].nbytes), "dest last": (sources[0].nbytes, results[0].nbytes)}
+    one, other = sizes.get(order, (results[0].nbytes, 0))
+    bases = [gpu.alloc(first + one + other) for _ in range(members)]
+    locals_ = [gpu.alloc(4 * EPOCHS) for _ in range(members)]
+    failures = [gpu.alloc(4 * (1 + MAX_PES)) for _ in range(members)]
+    calls = (Call * members)()
+    places = {"source last": (first, first + one), "dest last": (first + one, first), "in place": (first, first)}
+    dst, src = places[order]
+    for me, (call, base) in enumerate(zip(calls, bases, strict=True)):
+        gpu("cuMemsetD32_v2", ctypes.c_uint64(base + pad + ll), ctypes.c_uint(EMPTY), ctypes.c_size_t(push // 4))
+        gpu.write(base + first - GUARD, b"\xab" * GUARD)
+        call.dst, call.src, call.count, call.root = base + dst, base + src, count, members - 1
+        team = call.team
+        team.me, team.n, team.epochs, team.pad, team.ll = me, members, locals_[me], base, base + pad
+        team.ll_bytes, team.push, team.push_blocks = LL_BYTES, base + pad + ll, PUSH_BLOCKS
+        team.failure, team.limit_ns = failures[me], 30_000_000_000
+        for p in range(members):
+            team.delta[p] = bases[p] - base
+    table = gpu.alloc(ctypes.sizeof(calls))
+    gpu.write(table, calls)
+    what = f"{kind} of {count} elements, {members} members, {order}, {shift} from the alignment"
+    for turn in range(3):
+        for base, source in zip(bases, sources, strict=True):
+            gpu.write(base + src, source.tobytes())
+        gpu.launch(grid(kind, members, count)[0], members, grid(kind, members, count)[1], table, KINDS.index(kind))
+        for me, base in enumerate(bases):
+            assert not any(gpu.read(failures[me], 4)), f"{what}: member {me} waited in vain, call {turn}"
+            found = np.frombuffer(gpu.read(base + dst, results[me].nbytes), np.float32)
+            assert np.array_equal(found, results[me]), f"{what}: member {me}, call {turn}"
+            if order != "in place":
+                assert gpu.read(base + src, sources[me].nbytes) == sources[me].tobytes(), what
+            assert gpu.read(base + first - GUARD, GUARD) == b"\xab" * GUARD, what
+    for pointer in (*bases, *locals_, *failures, table):
+        gpu.free(pointer)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=f"nvshmem-n1-{kind}") for kind in KINDS])
+def test_members(gpu, kind):
+    for members in (2, 4):
+        for count, shift in ((1, 0), (7, 1), (1000, 2), (4099, 3)):
+            for order in ("source last", "dest last", *(["in place"] if kind in IN_PLACE else [])):
+                check(gpu, kind, members, count, shift, order)
