@@ -284,6 +284,10 @@ cdef class AllreduceKernels:
                                        team.args.delta[1 - team.args.me], self.blocks, <char *> dst, <const char *> src, nbytes,
                                        itemsize, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
+        if kernel == KERNEL_LOW_LATENCY:
+            work = threads // 2
+        else:
+            work = threads
         with nogil:
-            launch_own(function, blocks, threads, arguments, stream, self.early(blocks, threads if kernel != KERNEL_LOW_LATENCY else threads // 2))
+            launch_own(function, blocks, threads, arguments, stream, self.early(blocks, <unsigned int> work))
         return 0

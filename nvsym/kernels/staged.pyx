@@ -12,7 +12,7 @@ from .._settings import parse_size
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from ..libcuda cimport CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUdeviceptr, CUevent, CUfunction, CUstream
+from ..libcuda cimport CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUdeviceptr, CUfunction, CUstream
 
 cdef enum:
     CHUNK   = 8 << 20       # bytes
