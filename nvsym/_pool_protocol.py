@@ -43,17 +43,20 @@ class Allocation:
     byte_size : int
     error : Exception or None
         What is wrong with the call on this PE.
+    problem : str or None
+        What is wrong with the devices, in words: told where a setting forbids multicast, too.
     registered : int or None
         The size of the pool that this process has for these devices.
     """
 
-    def __init__(self, agreement, owners, make_memory, facts, byte_size, error, registered):
+    def __init__(self, agreement, owners, make_memory, facts, byte_size, error, problem, registered):
         self._agreement = agreement
         self._owners = owners
         self._make_memory = make_memory
         self._facts = facts
         self._byte_size = byte_size
         self._error = error
+        self._problem = problem
         self._registered = registered
         self._me = agreement.rank
         self._size = agreement.size
@@ -112,14 +115,15 @@ class Allocation:
 
     def _compare(self):
         what = "SymmetricPool.allocate"
-        own = (self._facts, self._byte_size, self._registered, None if self._error is None else True)
+        own = (self._facts, self._byte_size, self._registered, None if self._error is None else True, self._problem)
         rows = self._agreement.gather(own, what)
         facts = [fact for row in rows for fact in row[0]]
         for fact in facts:
             # First of all, and whatever else is wrong.
             if fact.switch is not None:
-                reason = _facts.why_unsupported(facts, self._size > 1)
-                raise MulticastUnsupportedError(f"{what}: multicast is {reason}, and no multicast call is made")
+                reason = f"multicast is {_facts.why_unsupported(facts, self._size > 1)}, and no multicast call is made"
+                problem = next((row[4] for row in rows if row[4] is not None), None)
+                raise MulticastUnsupportedError(f"{what}: {reason}" + ("" if problem is None else f"; and {problem}"))
         if any(row[3] for row in rows):
             self._agreement.vote(what, self._error)
         sizes = [row[1] for row in rows]

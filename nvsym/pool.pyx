@@ -430,7 +430,7 @@ cdef object _make(_Call call, object uuids, tuple as_named):
     allocation = Allocation(
         agreement, call.owners,
         lambda kind: PoolMemory(Watch(what, _settings.load_one("NVSYM_DRIVER_WATCH")), call.size, places, local, kind),
-        facts, call.size, call.error, None if present is None else present.byte_size)
+        facts, call.size, call.error, call.problem, None if present is None else present.byte_size)
     try:
         memory = allocation.run()
     except BaseException as failure:

@@ -2,7 +2,9 @@
 """The interface on GPUs, by the same rules as in host memory."""
 
 import contextlib
+import ctypes
 import gc
+import threading
 import time
 import weakref
 
@@ -11,6 +13,7 @@ import pytest
 from simulated import CupyStream, Graph, TorchStream, is_simulated, library, need_real_gpu
 
 import nvsym
+from nvsym import _driver
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
 from nvsym.kernels import compiler
 
@@ -133,13 +136,24 @@ def test_copies_of_other_libraries(ctx):
     assert torch.equal(out, data)
     pinned = torch.arange(1000, dtype=torch.float32).pin_memory()
     b.enqueue_copy_from(pinned + 0)
-    for wrong in (data.cuda(), cupy.zeros(1000, cupy.float32)):
+    ctx.synchronize()
+    # Tensors on this GPU: a copy from or to one comes behind what its library has enqueued on it, here after some milliseconds.
+    for tensor, to_numpy in (
+        (torch.zeros(1000, device="cuda"), lambda t: t.cpu().numpy()),
+        (cupy.zeros(1000, cupy.float32), cupy.asnumpy),
+    ):
+        for i in range(1, 4):
+            torch.cuda._sleep(10_000_000)  # on the legacy default stream, where both libraries are
+            tensor[:] = i
+            b.enqueue_copy_from(tensor)
+            assert (b.to_numpy() == i).all()
+            torch.cuda._sleep(10_000_000)
+            tensor[:] = -1
+            b[:500].enqueue_copy_to(tensor[:500])
+            ctx.synchronize()
+            assert to_numpy(tensor).tolist() == [i] * 500 + [-1] * 500
         with pytest.raises(TypeError, match="host memory"):
-            b.enqueue_copy_from(wrong)
-        with pytest.raises(TypeError, match="host memory"):
-            b.enqueue_copy_to(wrong)
-        with pytest.raises(TypeError, match="host memory"):
-            nvsym.put(b, wrong, ctx.my_pe())
+            nvsym.put(b, tensor, ctx.my_pe())
     ctx.synchronize()
 
 
@@ -164,21 +178,46 @@ def test_copies_refused(ctx):
     assert (b.to_numpy() == 5).all()
 
 
-def test_copies_do_not_block(ctx, limited, meet):
+class Gate:
+    """What is enqueued on a stream behind it waits until the host opens it.
+
+    It opens by itself after some seconds: what must not wait for it then fails, and does not hang.
+    """
+
+    def __init__(self, ctx, stream, latest=10.0):
+        self.late = False
+        self.word = ctx.enqueue_create_host_buffer(np.uint64, 1)
+        self.word[:] = 0
+        cuda = ctypes.CDLL(_driver.library_info().path)
+        address, at_least = self.word.ctypes.data, 0
+        status = cuda.cuStreamWaitValue64_v2(
+            ctypes.c_void_p(stream.handle), ctypes.c_uint64(address), ctypes.c_uint64(1), ctypes.c_uint(at_least)
+        )
+        assert status == 0, status
+        self.timer = threading.Timer(latest, self.open_late)
+        self.timer.start()
+
+    def open(self):
+        self.timer.cancel()
+        self.word[:] = 1
+
+    def open_late(self):
+        self.late = True
+        self.word[:] = 1
+
+
+def test_copies_do_not_block(ctx, meet):
     """A copy of pageable memory behind a stream that waits returns at once, and keeps the memory alive until then."""
-    if limited:
-        pytest.skip("signal waits: NVSHMEM has none where PEs share a GPU without MPS")
-    n = 24 << 20
+    n = 9 << 20  # more than the staging blocks of a stream hold at a time
     b, other = F32.full(n, 3), F32(n)
-    gate = U64.zeros(1)
-    stream, opener = nvsym.Stream(), nvsym.Stream()
+    stream = nvsym.Stream()
 
     class Watched(np.ndarray):
         """An array that a weak reference can be made to."""
 
     source = np.full(n, 7, np.float32).view(Watched)
     out = np.zeros(n, np.float32)
-    nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
+    gate = Gate(ctx, stream)
     began = time.perf_counter()
     b.enqueue_copy_to(out, stream=stream)
     other.enqueue_copy_from(source, stream=stream)
@@ -193,7 +232,8 @@ def test_copies_do_not_block(ctx, limited, meet):
     # Other streams copy meanwhile.
     third = F32.full(1 << 20, 9)
     assert (third.to_numpy() == 9).all()
-    nvsym.signal_op(gate, 1, ctx.my_pe(), stream=opener)
+    assert not gate.late, "what is on other streams waited for the gate"
+    gate.open()
     stream.synchronize()
     assert (out == 3).all()
     assert (other.to_numpy() == 7).all()
