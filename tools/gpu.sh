@@ -3,7 +3,7 @@
 #
 # Tests and benchmarks of the NVSHMEM backend on a machine with a GPU.
 #
-#   tools/gpu.sh test [CONFIGURATION ...] [-- PYTEST ARGUMENTS]     configurations: 1, 2-no-mps, 2, 4; default: all
+#   tools/gpu.sh test [CONFIGURATION ...] [-- PYTEST ARGUMENTS]     configurations: 1, 2-no-mps, 2, 4; gpus (2 or 4)
 #   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4; gpus, gpus2 ... (a PE on each)
 #   tools/gpu.sh memcheck [1 | gpus] [-- PYTEST ARGUMENTS]          tests under compute-sanitizer: memory
 #   tools/gpu.sh racecheck | synccheck [1 | gpus] [-- ...]         the same: races in shared memory; barriers of blocks
@@ -209,10 +209,16 @@ test)
         1) title="1 PE" mps=no ;;
         2-no-mps) title="2 PEs, one GPU, no MPS" mps=no ;;
         [2-9]) title="$pes PEs, one GPU, MPS" mps=mps ;;
-        *) die "no configuration $configuration; there are 1, 2-no-mps, 2, 4" ;;
+        gpus)
+            [ "$n_gpus" -ge 2 ] || die "gpus: there is one GPU"
+            pes=$((n_gpus < 4 ? 2 : 4)) mps=no title="a PE on each of $((n_gpus < 4 ? 2 : 4)) GPUs"
+            ;;
+        *) die "no configuration $configuration; there are 1, 2-no-mps, 2, 4, gpus" ;;
         esac
         pytest_for -k "nvshmem-n$pes" tests/gpu
+        [ "$configuration" != gpus ] || CUDA_VISIBLE_DEVICES=$all_gpus
         run "$title" "$pes" "$mps" "${command[@]}" ${rest[@]+"${rest[@]}"}
+        CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
     done
     ;;
 soak)
