@@ -17,6 +17,12 @@ LAUNCH = $(PY) -m nvsym._launch $(if $(MPI),--mpi $(MPI))
 SOURCES := $(shell find nvsym include -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]' -o -name '*.cpp' -o -name '*.cuh')
 say = @echo "== $(1)"
 
+# The CUDA of the driver, where there is a GPU, and what nvsym needs for it.
+CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && nvidia-smi | sed -n 's/.*CUDA Version: *\([0-9][0-9]*\).*/\1/p' | head -1)
+GPU := $(if $(CUDA),$(if $(filter 11 12,$(CUDA)),cu12,cu13))
+# A program on NP PEs: on the GPUs, else in host memory.
+ON_PES = $(if $(GPU),NVSYM_TEST_MPI=$(MPI) PYTHON=$(PY) bash tools/gpu.sh run $(NP) --,$(LAUNCH) -n $(NP) --)
+
 # Stamps of an environment that is gone say nothing.
 ifeq ($(wildcard $(PY)),)
 $(shell rm -rf .make)
@@ -74,6 +80,11 @@ INSTALL = NVSYM_BUILD_EXTENSIONS=0 $(PY) -m pip install --disable-pip-version-ch
 	@$(INSTALL) -e '.[examples]'
 	@touch $@
 
+.make/gpu-%: .make/package pyproject.toml
+	$(call say,installing NVSHMEM and the compiler of GPU kernels)
+	@$(INSTALL) -e '.[$*]'
+	@touch $@
+
 .make/dev: .make/package pyproject.toml
 	$(call say,installing the tools of the tests and checks)
 	@$(INSTALL) -e '.[dev]'
@@ -107,11 +118,11 @@ build: .make/build ## build the extensions in place
 # The job
 # ----------------------------------------------------------------------------------------------------------------------
 
-run: .make/package .make/build .make/mpi-$(or $(MPI),any) ## build, and run the main job: training on NP processes
+run: .make/package .make/build .make/mpi-$(or $(MPI),any) $(if $(GPU),.make/gpu-$(GPU)) ## build, and run the main job on NP processes
 	$(call say,examples/allreduce.py on $(NP) PEs)
-	@$(LAUNCH) -n $(NP) -- examples/allreduce.py
+	@$(ON_PES) examples/allreduce.py
 	$(call say,examples/data_parallel_digits.py on $(NP) PEs)
-	@$(LAUNCH) -n $(NP) -- examples/data_parallel_digits.py
+	@$(ON_PES) examples/data_parallel_digits.py
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tests and checks

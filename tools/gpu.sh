@@ -7,6 +7,7 @@
 #   tools/gpu.sh bench [CONFIGURATION ...] [-- SUITE ARGUMENTS]    configurations: 1, 2, 4; gpus, gpus2 ... (a PE on each)
 #   tools/gpu.sh memcheck [1 | gpus] [-- PYTEST ARGUMENTS]          tests under compute-sanitizer: memory
 #   tools/gpu.sh racecheck | synccheck [1 | gpus] [-- ...]         the same: races in shared memory; barriers of blocks
+#   tools/gpu.sh run [PES] -- SCRIPT [ARGUMENTS]                    a program on 4 PEs or so many: on a GPU each, or on one
 #   tools/gpu.sh soak [-- ARGUMENTS]                               a million replayed allreduces on 2 PEs (tools/soak.py)
 #
 # It uses one GPU, the first that CUDA_VISIBLE_DEVICES names; the configuration "gpus" uses all of them. Several PEs share one
@@ -42,7 +43,7 @@ die() {
 mode=${1:-}
 [ $# -gt 0 ] && shift
 case $mode in
-test | bench | soak) LIMIT=${NVSYM_TEST_GPU_LIMIT:-600} ;;
+test | bench | run | soak) LIMIT=${NVSYM_TEST_GPU_LIMIT:-600} ;;
 memcheck | racecheck | synccheck) LIMIT=${NVSYM_TEST_GPU_LIMIT:-240} ;;
 *) sed -n '/^# Tests and/,/^#   NVSYM_BENCH_RAW/s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac
@@ -66,7 +67,9 @@ smi=$(command -v nvidia-smi) || die "no nvidia-smi: this machine has no NVIDIA d
 gpus=$("$smi" --query-gpu=index,name,driver_version --format=csv,noheader 2>&1) && [ -n "$gpus" ] ||
     die "no GPU was found (nvidia-smi: ${gpus:-empty list}). Without one: make test, make bench"
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$PYTHON is not Python 3.11 or later; set PYTHON"
-for module in Cython numpy mpi4py ml_dtypes cuda.pathfinder pytest; do
+needed="numpy mpi4py ml_dtypes cuda.pathfinder"
+[ "$mode" = run ] || needed="$needed Cython pytest"
+for module in $needed; do
     "$PYTHON" -c "import $module" 2>/dev/null || die "$PYTHON has no module $module: $PYTHON -m pip install it, or set PYTHON"
 done
 echo "GPU: $(head -1 <<<"$gpus")"
@@ -80,8 +83,8 @@ export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
 export NVSYM_HEAP_SIZE=${NVSYM_HEAP_SIZE:-256M}
 export NVSYM_TEST_BACKENDS=nvshmem
 
-echo "== building the extensions in place"
-"$PYTHON" setup.py -q build_ext --inplace >"${TMPDIR:-/tmp}/nvsym-gpu-build.log" 2>&1 || {
+[ "$mode" = run ] || echo "== building the extensions in place"
+[ "$mode" = run ] || "$PYTHON" setup.py -q build_ext --inplace >"${TMPDIR:-/tmp}/nvsym-gpu-build.log" 2>&1 || {
     tail -40 "${TMPDIR:-/tmp}/nvsym-gpu-build.log"
     die "the build failed"
 }
@@ -220,6 +223,18 @@ test)
         run "$title" "$pes" "$mps" "${command[@]}" ${rest[@]+"${rest[@]}"}
         CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
     done
+    ;;
+run)
+    pes=${configurations[0]:-4} mps=no
+    if [ "$n_gpus" -ge "$pes" ]; then
+        CUDA_VISIBLE_DEVICES=$all_gpus
+    elif command -v nvidia-cuda-mps-control >/dev/null; then
+        mps=mps
+    else
+        echo "PEs that share a GPU need MPS (nvidia-cuda-mps-control), which is not here: $n_gpus PEs in place of $pes"
+        pes=$n_gpus CUDA_VISIBLE_DEVICES=$all_gpus
+    fi
+    run "$pes PEs: ${rest[*]}" "$pes" "$mps" "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n "$pes" -- "${rest[@]}"
     ;;
 soak)
     run "soak, 2 PEs, MPS" 2 mps "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n 2 -- tools/soak.py ${rest[@]+"${rest[@]}"}
