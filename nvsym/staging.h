@@ -8,8 +8,9 @@
  *   ready   the host has dealt with: filled for the device, or emptied into pageable memory;
  *   done    the stream has copied.
  *
- * The stream waits for `ready` and writes `done`; a worker waits for `done` and writes `ready`. No worker calls CUDA or
- * Python, or waits for anything but these counters, so a stream that is stuck stops only its own ring.
+ * The stream waits for `ready` and writes `done`; a worker waits for `done`, and the last of those that share a block
+ * writes `ready`. No worker calls CUDA or Python, or waits for anything but these counters, so a stream that is stuck stops
+ * only its own ring.
  */
 #ifndef NVSYM_STAGING_H
 #define NVSYM_STAGING_H
@@ -21,13 +22,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 enum {
-    STAGING_STRIDE  = 64,   /* bytes between two counters: a cache line each */
-    STAGING_THREADS = 8,    /* at most: more do not make host memory faster */
-    STAGING_YIELDS  = 64,   /* polls that yield, before those that sleep */
-    STAGING_LONGEST = 500   /* microseconds of a sleep, growing */
+    STAGING_STRIDE  = 64,           /* bytes between two counters: a cache line each */
+    STAGING_THREADS = 15,           /* at most */
+    STAGING_PART    = 256 << 10,    /* bytes of a block that a worker takes at a time */
+    STAGING_STREAM  = 1 << 20,      /* bytes from which a copy passes the caches by on its way into pageable memory */
+    STAGING_YIELDS  = 500,          /* polls that yield, before those that sleep */
+    STAGING_LONGEST = 500           /* microseconds of a sleep, growing */
 };
+
+enum { STAGING_TO_DEVICE = 1, STAGING_TO_HOST = 2 };
 
 /* One copy: blocks first .. first + count - 1 of a ring. */
 typedef struct staging_copy {
@@ -40,15 +48,18 @@ typedef struct staging_copy {
 } staging_copy;
 
 typedef struct staging_ring {
-    struct staging_ring *next;
+    struct staging_ring *_Atomic next;
     char                *blocks;    /* pinned: slots blocks, then the counters */
     char                *counters;
     size_t               block;     /* bytes of one */
     uint64_t             slots;
     uint64_t             issued;    /* number of the last block given out */
-    uint64_t             claimed;   /* number of the last block that a worker has taken */
+    _Atomic uint64_t     claimed;   /* number of the last block that workers have taken all of */
+    size_t               taken;     /* bytes of the block after it that they have taken */
+    _Atomic uint32_t    *unfinished; /* parts of the block in each slot */
     staging_copy        *first;     /* with blocks that nobody has taken */
     staging_copy        *last;
+    _Atomic int          heading;   /* of the first copy: STAGING_TO_HOST, STAGING_TO_DEVICE, or 0 where there is none */
     void                *stream;    /* that the copies are on */
     int                  enqueuing; /* somebody is putting a copy on the stream just now */
     void                *lane;      /* a second stream, of the device `lane_device`: every other block goes by it */
@@ -59,9 +70,10 @@ typedef struct staging_ring {
 typedef struct staging_pool {
     pthread_mutex_t lock;
     pthread_cond_t  work;
-    staging_ring   *rings;
+    staging_ring   *_Atomic rings;
     int             threads;
-    uint64_t        unclaimed;      /* blocks of all rings */
+    int             watched;        /* a worker sleeps and looks in turn, for all */
+    _Atomic uint64_t unclaimed;     /* blocks of all rings */
 } staging_pool;
 
 static inline _Atomic uint64_t *staging_ready(const staging_ring *ring, uint64_t number)
@@ -92,39 +104,111 @@ static inline int staging_over(const staging_ring *ring, uint64_t number)
 }
 
 typedef struct staging_task {
-    void             *to;
-    const void       *from;
+    char             *to;
+    const char       *from;
     size_t            nbytes;
+    int               past_caches;
+    _Atomic uint32_t *unfinished;
     _Atomic uint64_t *ready;
     uint64_t          number;
 } staging_task;
 
-/* Take the next block of a ring if it can be dealt with now; under the lock. */
+/* Whether workers can deal with the next block of a ring now. Without the lock the answer is a guess, soon right. */
+static inline int staging_open(const staging_ring *ring)
+{
+    int heading = atomic_load_explicit(&ring->heading, memory_order_acquire);
+    uint64_t number = atomic_load_explicit(&ring->claimed, memory_order_relaxed) + 1;
+    if (heading == STAGING_TO_HOST)
+        return atomic_load_explicit(staging_done(ring, number), memory_order_acquire) >= number;
+    return heading == STAGING_TO_DEVICE && staging_over(ring, number - ring->slots);
+}
+
+static int staging_any_open(const staging_pool *pool)
+{
+    const staging_ring *ring = atomic_load_explicit(&pool->rings, memory_order_acquire);
+    while (ring != NULL && !staging_open(ring))
+        ring = atomic_load_explicit(&ring->next, memory_order_acquire);
+    return ring != NULL;
+}
+
+static inline void staging_head(staging_ring *ring)
+{
+    int heading = ring->first == NULL ? 0 : ring->first->to_host ? STAGING_TO_HOST : STAGING_TO_DEVICE;
+    atomic_store_explicit(&ring->heading, heading, memory_order_release);
+}
+
+/* Take the next part of a ring's next block if it can be dealt with now; under the lock. */
 static int staging_claim(staging_pool *pool, staging_ring *ring, staging_task *task)
 {
     staging_copy *copy = ring->first;
+    if (!staging_open(ring))
+        return 0;
     uint64_t number = ring->claimed + 1;
-    if (copy == NULL)
-        return 0;
-    if (copy->to_host ? atomic_load_explicit(staging_done(ring, number), memory_order_acquire) < number
-                      : !staging_over(ring, number - ring->slots))
-        return 0;
-    size_t offset = (number - copy->first) * ring->block;
-    char *host = copy->host + offset, *block = staging_block(ring, number);
-    task->nbytes = copy->nbytes - offset < ring->block ? copy->nbytes - offset : ring->block;
+    size_t before = (number - copy->first) * ring->block, taken = ring->taken;
+    size_t size = copy->nbytes - before < ring->block ? copy->nbytes - before : ring->block;
+    char *host = copy->host + before + taken, *block = staging_block(ring, number) + taken;
+    task->nbytes = size - taken < STAGING_PART ? size - taken : STAGING_PART;
     task->to = copy->to_host ? host : block;
     task->from = copy->to_host ? block : host;
+    task->past_caches = copy->to_host && copy->nbytes >= STAGING_STREAM;
+    task->unfinished = &ring->unfinished[number % ring->slots];
     task->ready = staging_ready(ring, number);
     task->number = number;
-    ring->claimed = number;
+    if (taken == 0)
+        atomic_store_explicit(task->unfinished, (size + STAGING_PART - 1) / STAGING_PART, memory_order_relaxed);
+    ring->taken = taken + task->nbytes;
+    if (ring->taken < size)
+        return 1;
+    ring->taken = 0;
+    atomic_store_explicit(&ring->claimed, number, memory_order_relaxed);
     pool->unclaimed--;
     if (number == copy->first + copy->count - 1) {
         ring->first = copy->next;
         if (ring->first == NULL)
             ring->last = NULL;
+        staging_head(ring);
         free(copy);
     }
     return 1;
+}
+
+/* memcpy() whose stores pass the caches by: it reads no line before it writes it, and leaves the blocks in the caches. */
+static void staging_stream(char *to, const char *from, size_t nbytes)
+{
+#ifdef __SSE2__
+    size_t line = 64, head = -(uintptr_t)to % line;
+    if (head > nbytes)
+        head = nbytes;
+    memcpy(to, from, head);
+    to += head, from += head, nbytes -= head;
+    for (; nbytes >= line; to += line, from += line, nbytes -= line) {
+        const __m128i *source = (const __m128i *)from;
+        __m128i *target = (__m128i *)to;
+        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+    _mm_sfence(); /* such stores are in no order, not even before a release */
+#endif
+    memcpy(to, from, nbytes);
+}
+
+static void staging_do(const staging_task *task)
+{
+    if (task->past_caches)
+        staging_stream(task->to, task->from, task->nbytes);
+    else
+        memcpy(task->to, task->from, task->nbytes);
+    if (atomic_fetch_sub_explicit(task->unfinished, 1, memory_order_acq_rel) > 1)
+        return;
+    /* An abandoned ring's counters are beyond every number, and stay so. */
+    uint64_t seen = atomic_load_explicit(task->ready, memory_order_relaxed);
+    while (seen < task->number && !atomic_compare_exchange_weak_explicit(task->ready, &seen, task->number,
+                                                                         memory_order_release, memory_order_relaxed))
+        ;
 }
 
 static void *staging_worker(void *argument)
@@ -132,28 +216,38 @@ static void *staging_worker(void *argument)
     staging_pool *pool = argument;
     staging_task task;
     staging_ring *ring;
-    unsigned polls = 0, pause = 20;
+    unsigned polls = 0, pause;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         for (ring = pool->rings; ring != NULL && !staging_claim(pool, ring, &task); ring = ring->next)
             ;
-        if (ring == NULL && pool->unclaimed == 0) {
+        if (ring == NULL && (pool->unclaimed == 0 || (polls > STAGING_YIELDS && pool->watched))) {
             pthread_cond_wait(&pool->work, &pool->lock);
-            polls = 0, pause = 20;
+            polls = 0;
             continue;
         }
+        int watch = ring == NULL && polls > STAGING_YIELDS;
+        pool->watched |= watch;
         pthread_mutex_unlock(&pool->lock);
         if (ring != NULL) {
-            memcpy(task.to, task.from, task.nbytes);
-            atomic_store_explicit(task.ready, task.number, memory_order_release);
-            polls = 0, pause = 20;
-        } else if (++polls <= STAGING_YIELDS) {
-            sched_yield();
+            staging_do(&task);
+            polls = 0;
+        } else if (watch) {
+            for (pause = 20; !staging_any_open(pool) && pool->unclaimed > 0;) {
+                usleep(pause);
+                pause = pause + pause / 2 < STAGING_LONGEST ? pause + pause / 2 : STAGING_LONGEST;
+            }
         } else {
-            usleep(pause);
-            pause = pause + pause / 2 < STAGING_LONGEST ? pause + pause / 2 : STAGING_LONGEST;
+            do
+                sched_yield();
+            while (++polls <= STAGING_YIELDS && !staging_any_open(pool) && pool->unclaimed > 0);
         }
         pthread_mutex_lock(&pool->lock);
+        if (watch) {
+            pool->watched = 0;
+            polls = 0;
+            pthread_cond_broadcast(&pool->work);
+        }
     }
     return NULL;
 }
@@ -161,8 +255,15 @@ static void *staging_worker(void *argument)
 static staging_pool *staging_pool_new(void)
 {
     staging_pool *pool = calloc(1, sizeof(staging_pool));
+    pthread_mutexattr_t attributes;
     if (pool != NULL) {
-        pthread_mutex_init(&pool->lock, NULL);
+        pthread_mutexattr_init(&attributes);
+#if defined(__GLIBC__) && defined(_GNU_SOURCE)
+        /* It is held for less time than a sleep takes. */
+        pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+        pthread_mutex_init(&pool->lock, &attributes);
+        pthread_mutexattr_destroy(&attributes);
         pthread_cond_init(&pool->work, NULL);
     }
     return pool;
@@ -187,6 +288,11 @@ static staging_ring *staging_ring_new(staging_pool *pool, void *pinned, size_t b
     staging_ring *ring = calloc(1, sizeof(staging_ring));
     if (ring == NULL)
         return NULL;
+    ring->unfinished = calloc(slots, sizeof(*ring->unfinished));
+    if (ring->unfinished == NULL) {
+        free(ring);
+        return NULL;
+    }
     ring->blocks = pinned;
     ring->counters = ring->blocks + slots * block;
     ring->block = block;
@@ -247,6 +353,7 @@ static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *hos
     else
         ring->first = copy;
     ring->last = copy;
+    staging_head(ring);
     uint64_t first = copy->first;
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
@@ -263,7 +370,7 @@ static void staging_release(staging_pool *pool, staging_ring *ring)
 /* Give a ring up whose stream failed while a copy was put on it: nothing waits for it any more, and its memory stays. */
 static void staging_abandon(staging_pool *pool, staging_ring *ring)
 {
-    staging_ring **link;
+    staging_ring *_Atomic *link;
     uint64_t slot;
     pthread_mutex_lock(&pool->lock);
     for (link = &pool->rings; *link != ring; link = &(*link)->next)
