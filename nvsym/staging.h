@@ -21,6 +21,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -32,7 +33,8 @@ enum {
     STAGING_PART    = 256 << 10,    /* bytes of a block that a worker takes at a time */
     STAGING_STREAM  = 1 << 20,      /* bytes from which a copy passes the caches by on its way into pageable memory */
     STAGING_YIELDS  = 500,          /* polls that yield, before those that sleep */
-    STAGING_LONGEST = 500           /* microseconds of a sleep, growing */
+    STAGING_LONGEST = 500,          /* microseconds of a sleep, growing */
+    STAGING_POPULATE = 23           /* MADV_POPULATE_WRITE, which older headers lack */
 };
 
 enum { STAGING_TO_DEVICE = 1, STAGING_TO_HOST = 2 };
@@ -44,7 +46,9 @@ typedef struct staging_copy {
     size_t               nbytes;
     uint64_t             first;
     uint64_t             count;
+    size_t               part;      /* bytes that a worker takes at a time */
     int                  to_host;
+    int                  fresh;     /* the host memory has no pages yet */
 } staging_copy;
 
 typedef struct staging_ring {
@@ -108,6 +112,7 @@ typedef struct staging_task {
     const char       *from;
     size_t            nbytes;
     int               past_caches;
+    int               fresh;
     _Atomic uint32_t *unfinished;
     _Atomic uint64_t *ready;
     uint64_t          number;
@@ -147,15 +152,16 @@ static int staging_claim(staging_pool *pool, staging_ring *ring, staging_task *t
     size_t before = (number - copy->first) * ring->block, taken = ring->taken;
     size_t size = copy->nbytes - before < ring->block ? copy->nbytes - before : ring->block;
     char *host = copy->host + before + taken, *block = staging_block(ring, number) + taken;
-    task->nbytes = size - taken < STAGING_PART ? size - taken : STAGING_PART;
+    task->nbytes = size - taken < copy->part ? size - taken : copy->part;
     task->to = copy->to_host ? host : block;
     task->from = copy->to_host ? block : host;
+    task->fresh = copy->fresh;
     task->past_caches = copy->to_host && copy->nbytes >= STAGING_STREAM;
     task->unfinished = &ring->unfinished[number % ring->slots];
     task->ready = staging_ready(ring, number);
     task->number = number;
     if (taken == 0)
-        atomic_store_explicit(task->unfinished, (size + STAGING_PART - 1) / STAGING_PART, memory_order_relaxed);
+        atomic_store_explicit(task->unfinished, (size + copy->part - 1) / copy->part, memory_order_relaxed);
     ring->taken = taken + task->nbytes;
     if (ring->taken < size)
         return 1;
@@ -196,8 +202,25 @@ static void staging_stream(char *to, const char *from, size_t nbytes)
     memcpy(to, from, nbytes);
 }
 
+/* Whether memory has no pages yet, by the one in its middle. */
+static int staging_fresh(const char *memory, size_t nbytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), middle = (uintptr_t)(memory + nbytes / 2) & -page;
+    unsigned char resident = 1;
+    return mincore((void *)middle, page, &resident) == 0 && !(resident & 1);
+}
+
+/* Get all pages of memory that is about to be written by one call. Where the kernel cannot, the writes get them. */
+static void staging_populate(char *memory, size_t nbytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)memory & -page;
+    (void)madvise((void *)start, (uintptr_t)memory + nbytes - start, STAGING_POPULATE);
+}
+
 static void staging_do(const staging_task *task)
 {
+    if (task->fresh)
+        staging_populate(task->to, task->nbytes);
     if (task->past_caches)
         staging_stream(task->to, task->from, task->nbytes);
     else
@@ -339,6 +362,9 @@ static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *hos
     staging_copy *copy = malloc(sizeof(staging_copy));
     if (copy == NULL)
         return 0;
+    copy->fresh = to_host && staging_fresh(host, nbytes);
+    /* Workers that are given the same huge page at once would each clear one, of which one is taken. */
+    copy->part = copy->fresh ? ring->block : STAGING_PART;
     pthread_mutex_lock(&pool->lock);
     copy->next = NULL;
     copy->host = host;
