@@ -29,7 +29,7 @@
 
 enum {
     STAGING_STRIDE  = 64,           /* bytes between two counters: a cache line each */
-    STAGING_THREADS = 15,           /* at most */
+    STAGING_THREADS = 8,            /* at most: more were slower on a machine of 16 processors */
     STAGING_PART    = 256 << 10,    /* bytes of a block that a worker takes at a time */
     STAGING_STREAM  = 1 << 20,      /* bytes from which a copy passes the caches by on its way into pageable memory */
     STAGING_YIELDS  = 500,          /* polls that yield, before those that sleep */

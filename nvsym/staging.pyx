@@ -42,11 +42,12 @@ cdef extern from "staging.h" nogil:
 
 cdef enum:
     MAX_DEVICES  = 64
-    SLOTS        = 16           # blocks of a ring
+    SLOTS        = 16           # blocks of a ring,
+    SLOTS_LARGE  = 8            # of blocks above BLOCK
     SMALL_BLOCK  = 256 << 10
     BLOCK        = 2 << 20
     LARGEST      = 32 << 20
-    MOST_BLOCKS  = 128          # of a copy, up to the largest block: what a stream holds without making its caller wait
+    MOST_BLOCKS  = 64           # of a copy, up to the largest block: what a stream holds without making its caller wait
     LANES_FROM   = 4            # blocks of a copy that goes by two streams
 
 cdef staging_pool *_pool = NULL
@@ -78,6 +79,7 @@ cdef staging_ring *take_ring(size_t nbytes, void *stream) except NULL:
     global _pool
     cdef void *pinned = NULL
     cdef size_t block = block_for(nbytes)
+    cdef uint64_t slots = SLOTS if block <= BLOCK else SLOTS_LARGE
     cdef staging_ring *ring
     if _pool == NULL:
         _pool = staging_pool_new()
@@ -88,9 +90,9 @@ cdef staging_ring *take_ring(size_t nbytes, void *stream) except NULL:
     ring = staging_take(_pool, stream, block)
     if ring == NULL:
         with nogil:
-            CHECK_CUDA(cuda.cuMemHostAlloc(&pinned, staging_size(block, SLOTS), CU_MEMHOSTALLOC_PORTABLE),
+            CHECK_CUDA(cuda.cuMemHostAlloc(&pinned, staging_size(block, slots), CU_MEMHOSTALLOC_PORTABLE),
                        b"cuMemHostAlloc")
-        ring = staging_ring_new(_pool, pinned, block, SLOTS)
+        ring = staging_ring_new(_pool, pinned, block, slots)
         if ring == NULL:
             raise MemoryError("no memory for a ring of pinned blocks")
         ring.stream = stream

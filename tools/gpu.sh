@@ -177,9 +177,10 @@ sanitize() { # tool, title, PEs, -k of pytest, tests ...
     NVSYM_TEST_DEADLINE=$(($(date +%s) + LIMIT * 3 / 4))
     export NVSYM_TEST_DEADLINE
     # pytest starts a PE as a process of its own, so every process that touches the GPU is checked, and has its log. Calls of the
-    # driver that fail are no errors: nvsym asks with some, and tests make others fail.
+    # driver that fail are no errors: nvsym asks with some, and tests make others fail. For backtraces of the host the sanitizer holds
+    # frames of Python, and with them buffers that were dropped.
     run "$title" "$pes" no "$sanitizer" --tool "$tool" --target-processes all --require-cuda-init no --report-api-errors no \
-        --log-file "$work/%p.log" "${command[@]}" ${rest[@]+"${rest[@]}"}
+        --show-backtrace device --log-file "$work/%p.log" "${command[@]}" ${rest[@]+"${rest[@]}"}
     clean=$(grep -l 'SUMMARY: 0 \(errors\|hazards\)' "$work"/*.log 2>/dev/null | wc -l)
     unclean=$(grep -L 'SUMMARY: 0 \(errors\|hazards\)' "$work"/*.log 2>/dev/null | xargs -r grep -l 'SUMMARY\|=========' || true)
     # shellcheck disable=SC2086

@@ -66,6 +66,9 @@ cdef class AllreduceKernels:
         # Under MPS with an active thread percentage the driver counts the processors of this process already.
         if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in os.environ:
             processors //= sharing
+        # Where the shares of all PEs leave no processor free, blocks of several PEs meet on one, and the kernels take half as long again.
+        if sharing > 1:
+            processors -= processors // 8
         self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
         self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
