@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from cpython.long cimport PyLong_CheckExact
+
 from .device cimport Device
 from .heap cimport Allocation
 from .job cimport Job
@@ -31,8 +33,31 @@ cdef class SHMEMBuffer:
     cdef int copy_host(self, object other, str name, object stream, bint out) except -1
     cdef int gpu_array(self, HostArray array, str name, object tensor, void *stream, bint writable) except -1
 
+# Raise what is wrong with an argument that is no live SHMEMBuffer.
+cdef SHMEMBuffer no_buffer(object obj, str name)
+
 # A live SHMEMBuffer that an argument must be.
-cdef SHMEMBuffer as_buffer(object obj, str name)
+cdef inline SHMEMBuffer as_buffer(object obj, str name):
+    cdef Allocation block
+    if isinstance(obj, SHMEMBuffer):
+        block = (<SHMEMBuffer> obj).block
+        if block is not None and not block.freed and block.heap.closed is None:
+            return <SHMEMBuffer> obj
+    return no_buffer(obj, name)
+
+cdef extern from "Python.h":
+    # Of an int, where it does not raise.
+    long int_value "PyLong_AsLongAndOverflow" (object obj, int *overflow)
+
+# The same for whatever has an index, or the reason why it is no number of a PE.
+cdef int any_pe(object pe, int n_pes) except -1
 
 # The number of a PE that exists.
-cdef int as_pe(object pe, int n_pes) except -1
+cdef inline int as_pe(object pe, int n_pes) except -1:
+    cdef int overflow = 0
+    cdef long number
+    if PyLong_CheckExact(pe):
+        number = int_value(pe, &overflow)
+        if not overflow and 0 <= number < n_pes:
+            return <int> number
+    return any_pe(pe, n_pes)

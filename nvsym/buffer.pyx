@@ -645,7 +645,7 @@ cdef int allocate(SHMEMBuffer buffer, object n, object error) except -1:
     return buffer.bind(job, job.heap.allocate(element, count, error), element, count)
 
 
-cdef SHMEMBuffer as_buffer(object obj, str name):
+cdef SHMEMBuffer no_buffer(object obj, str name):
     if not isinstance(obj, SHMEMBuffer):
         raise TypeError(f"{name}: expected a SHMEMBuffer or a slice of one, not {type(obj).__name__}")
     cdef SHMEMBuffer buffer = <SHMEMBuffer> obj
@@ -653,7 +653,7 @@ cdef SHMEMBuffer as_buffer(object obj, str name):
     return buffer
 
 
-cdef int as_pe(object pe, int n_pes) except -1:
+cdef int any_pe(object pe, int n_pes) except -1:
     cdef int overflow = 0
     cdef long number
     try:

@@ -6,8 +6,6 @@ tell them: on that PE with the reason, on the others as `CollectiveError`. A cal
 `CollectiveError` on all.
 """
 
-cimport cython
-
 from .backend import ALGORITHMS
 from .choice import AllreduceChoice
 from .dtypes import OPS, as_dtype, as_op
@@ -22,8 +20,8 @@ from .pool_reduce cimport reduce_in_pool
 from .rma cimport bad_type, job_stream
 from .team cimport Team, as_team, world_team
 
-cdef dict ALGORITHM_IDS = {name: i for i, name in enumerate(ALGORITHMS)}
-cdef dict OP_IDS = {op.name: op.id for op in OPS}
+cdef tuple ALGORITHM_NAMES = ALGORITHMS
+cdef tuple OP_NAMES = tuple([op.name for op in OPS])
 
 
 cdef int fail(object team, int kind, object error, object stream, int algorithm=ALGO_AUTO) except -1:
@@ -47,48 +45,38 @@ def refuse(error, *, team=None, stream=None):
     fail(team, COLL_BARRIER, error, stream)
 
 
-@cython.final
-@cython.freelist(4)
-cdef class Call:
-    """The checked arguments of a collective call."""
-    cdef Team team
-    cdef SHMEMBuffer dest
-    cdef SHMEMBuffer source
-    cdef void *stream
-    cdef object keep
+cdef inline Team live_team(object team):
+    cdef Team t = as_team(team, "team")
+    t.check()
+    return t
 
 
-cdef Call checked(object dest, object source, object team, object stream, size_t dest_blocks, size_t source_blocks):
-    """The arguments, where `dest` and `source` hold so many equal blocks; 0: one for each PE of the team."""
-    cdef Call call = Call.__new__(Call)
-    cdef SHMEMBuffer d, s
-    cdef size_t block
-    call.team = as_team(team, "team")
-    call.team.check()
-    call.dest = d = as_buffer(dest, "dest")
-    call.source = s = as_buffer(source, "source")
-    cdef size_t n = call.team.data.n_pes
+cdef int check_operands(Team team, SHMEMBuffer d, SHMEMBuffer s, size_t dest_blocks, size_t source_blocks,
+                        object stream, void **ptr) except -1:
+    """That `d` and `s` hold so many equal blocks (0: one for each PE of the team); and the raw stream."""
+    cdef size_t n = team.data.n_pes, block, needed
     if d.type_id != s.type_id:
         bad_type("dest", d.element.name, "source", s.element.name)
-    if d.job is not call.team.job or s.job is not call.team.job:
+    if d.job is not team.job or s.job is not team.job:
         raise ValueError("dest: the buffer is of another job than the team")
     if source_blocks == 0 and s.count % n:
-        raise ValueError(f"source: {s.count} elements are no whole block for each of the {n} PEs of {call.team!r}")
+        raise ValueError(f"source: {s.count} elements are no whole block for each of the {n} PEs of {team!r}")
     block = s.count if source_blocks else s.count // n
-    if d.count != block * (dest_blocks if dest_blocks else n):
-        raise ValueError(f"dest: {d.count} elements where {block * (dest_blocks if dest_blocks else n)} are needed for a source "
-                         f"of {s.count} on {n} PEs")
+    needed = block * (dest_blocks if dest_blocks else n)
+    if d.count != needed:
+        raise ValueError(f"dest: {d.count} elements where {needed} are needed for a source of {s.count} on {n} PEs")
     if d.ptr != s.ptr and d.ptr < s.ptr + s.count * s.item and s.ptr < d.ptr + d.count * d.item:
         raise ValueError("dest: it overlaps source without being the same memory")
-    job_stream(d.job, stream, &call.stream)
-    # A GPU's symmetric memory is kept by the tickets of its runtime.
-    if call.stream != NULL and d.job.backend.device.is_host:
-        call.keep = (d, s, call.team)
-    return call
+    return job_stream(d.job, stream, ptr)
 
 
-cdef int not_in_place(Call call) except -1:
-    if call.dest.ptr == call.source.ptr and call.dest.count:
+cdef inline object keep(SHMEMBuffer d, SHMEMBuffer s, Team team, void *stream):
+    """What has to live until the operation is done. A GPU's symmetric memory is kept by the tickets of its runtime."""
+    return (d, s, team) if stream != NULL and d.job.backend.device.is_host else None
+
+
+cdef int not_in_place(Team team, SHMEMBuffer d, SHMEMBuffer s) except -1:
+    if d.ptr == s.ptr and d.count and team.data.n_pes > 1:
         raise ValueError("dest: it must not be source")
     return 0
 
@@ -107,15 +95,18 @@ def broadcast(dest, source, int root, *, team=None, stream=None):
     stream : stream, optional
         Default: that of the context.
     """
-    cdef Call call
+    cdef Team t
+    cdef SHMEMBuffer d, s
+    cdef void *ptr = NULL
     try:
-        call = checked(dest, source, team, stream, 1, 1)
-        if not 0 <= root < call.team.data.n_pes:
-            raise ValueError(f"root: {root} is not in 0..{call.team.data.n_pes - 1} of {call.team!r}")
+        t = live_team(team)
+        d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
+        check_operands(t, d, s, 1, 1, stream, &ptr)
+        if not 0 <= root < t.data.n_pes:
+            raise ValueError(f"root: {root} is not in 0..{t.data.n_pes - 1} of {t!r}")
     except Exception as error:
         fail(team, COLL_BROADCAST, error, stream)
-    call.dest.job.backend.broadcast(call.team.data, call.dest.ptr, call.source.ptr, call.source.count * call.source.item,
-                                    root, call.stream, call.keep)
+    d.job.backend.broadcast(t.data, d.ptr, s.ptr, s.count * s.item, root, ptr, keep(d, s, t, ptr))
 
 
 def fcollect(dest, source, *, team=None, stream=None):
@@ -129,15 +120,17 @@ def fcollect(dest, source, *, team=None, stream=None):
     team, stream
         As for `broadcast`.
     """
-    cdef Call call
+    cdef Team t
+    cdef SHMEMBuffer d, s
+    cdef void *ptr = NULL
     try:
-        call = checked(dest, source, team, stream, 0, 1)
-        if call.team.data.n_pes > 1:
-            not_in_place(call)
+        t = live_team(team)
+        d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
+        check_operands(t, d, s, 0, 1, stream, &ptr)
+        not_in_place(t, d, s)
     except Exception as error:
         fail(team, COLL_FCOLLECT, error, stream)
-    call.dest.job.backend.fcollect(call.team.data, call.dest.ptr, call.source.ptr, call.source.count * call.source.item,
-                                   call.stream, call.keep)
+    d.job.backend.fcollect(t.data, d.ptr, s.ptr, s.count * s.item, ptr, keep(d, s, t, ptr))
 
 
 def alltoall(dest, source, *, team=None, stream=None):
@@ -150,26 +143,40 @@ def alltoall(dest, source, *, team=None, stream=None):
     team, stream
         As for `broadcast`.
     """
-    cdef Call call
+    cdef Team t
+    cdef SHMEMBuffer d, s
+    cdef void *ptr = NULL
     try:
-        call = checked(dest, source, team, stream, 0, 0)
-        if call.team.data.n_pes > 1:
-            not_in_place(call)
+        t = live_team(team)
+        d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
+        check_operands(t, d, s, 0, 0, stream, &ptr)
+        not_in_place(t, d, s)
     except Exception as error:
         fail(team, COLL_ALLTOALL, error, stream)
-    call.dest.job.backend.alltoall(call.team.data, call.dest.ptr, call.source.ptr,
-                                   call.source.count // call.team.data.n_pes * call.source.item, call.stream, call.keep)
+    d.job.backend.alltoall(t.data, d.ptr, s.ptr, s.count // t.data.n_pes * s.item, ptr, keep(d, s, t, ptr))
+
+
+cdef inline int place_of(object name, tuple names) noexcept:
+    """The place of a name that is one of these objects, as a literal of a program is; else -1."""
+    cdef Py_ssize_t i
+    for i in range(len(names)):
+        if name is names[i]:
+            return <int> i
+    return -1
 
 
 cdef int op_id(object op) except -1:
-    found = OP_IDS.get(op)
-    return as_op(op).id if found is None else found
+    cdef int place = place_of(op, OP_NAMES)
+    return place if place >= 0 else as_op(op).id
 
 
 cdef int algorithm_id(object algorithm) except -1:
+    cdef int place = place_of(algorithm, ALGORITHM_NAMES)
+    if place >= 0:
+        return place
     try:
-        return ALGORITHM_IDS[algorithm]
-    except (KeyError, TypeError):
+        return ALGORITHM_NAMES.index(algorithm)
+    except ValueError:
         raise ValueError(f"algorithm: {algorithm!r} is none of {', '.join(ALGORITHMS)}") from None
 
 
@@ -177,9 +184,8 @@ cdef enum:
     REDUCESCATTER = ALGO_COUNT      # in the place of an algorithm of allreduce
 
 
-cdef int check_reduce(Call call, int op, int algorithm) except -1:
+cdef int check_reduce(SHMEMBuffer d, int op, int algorithm) except -1:
     """That the backend can reduce this element type by this code in this way; looked up once for each."""
-    cdef SHMEMBuffer d = call.dest
     if d.job.reduces[d.type_id][op][algorithm]:
         return 0
     if algorithm == REDUCESCATTER:
@@ -225,7 +231,9 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     PE 0's element is taken first, then PE 1's and so on, so the result is the same on every PE and in every run, bit for
     bit. Floats of 16 and 8 bits are summed in float32 and rounded once.
     """
-    cdef Call call
+    cdef Team t
+    cdef SHMEMBuffer d, s
+    cdef void *ptr = NULL
     cdef int code = 0, way = 0
     if isinstance(dest, Buffer):
         if algorithm_id(algorithm) not in (ALGO_AUTO, ALGO_MULTIMEM):
@@ -234,15 +242,17 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
         return
     try:
         way = algorithm_id(algorithm)
-        if way == ALGO_AUTO and world_team().job is not None:
-            way = world_team().job.default_algorithm
-        call = checked(dest, source, team, stream, 1, 1)
+        t = world_team()
+        if way == ALGO_AUTO and t.job is not None:
+            way = t.job.default_algorithm
+        t = live_team(team)
+        d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
+        check_operands(t, d, s, 1, 1, stream, &ptr)
         code = op_id(op)
-        check_reduce(call, code, way)
+        check_reduce(d, code, way)
     except Exception as error:
         fail(team, COLL_REDUCE, error, stream, way)
-    call.dest.job.backend.reduce(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,
-                                 call.source.count, way, call.stream, call.keep)
+    d.job.backend.reduce(t.data, d.type_id, code, d.ptr, s.ptr, s.count, way, ptr, keep(d, s, t, ptr))
 
 
 allreduce = reduce
@@ -271,18 +281,20 @@ def explain_allreduce(dest, source=None, op="sum", *, team=None, algorithm="auto
     TypeError, ValueError
         As `allreduce` would.
     """
-    cdef Call call = checked(dest, dest if source is None else source, team, None, 1, 1)
-    cdef SHMEMBuffer d = call.dest
+    cdef Team t = live_team(team)
+    cdef SHMEMBuffer d = as_buffer(dest, "dest")
+    cdef SHMEMBuffer s = d if source is None else as_buffer(source, "source")
+    cdef void *ptr = NULL
+    check_operands(t, d, s, 1, 1, None, &ptr)
     cdef int way = algorithm_id(algorithm), code = op_id(op)
     asked_by = "call"
     if way == ALGO_AUTO:
         way = d.job.default_algorithm
         asked_by = d.job.settings.source["NVSYM_ALLREDUCE_ALGORITHM"]
-    check_reduce(call, code, way)
-    name, reason, thresholds = d.job.backend.explain_reduce(call.team.data, d.type_id, code, d.count, way,
-                                                            d.ptr == call.source.ptr)
+    check_reduce(d, code, way)
+    name, reason, thresholds = d.job.backend.explain_reduce(t.data, d.type_id, code, d.count, way, d.ptr == s.ptr)
     return AllreduceChoice(name, reason, thresholds, ALGORITHMS[way], asked_by, d.job.backend.name, d.element.name,
-                           OPS[code].name, call.team.data.n_pes, d.count * d.item)
+                           OPS[code].name, t.data.n_pes, d.count * d.item)
 
 
 def warmup(dtypes=("float32",), ops=("sum",)):
@@ -328,15 +340,17 @@ def reducescatter(dest, source, op="sum", *, team=None, stream=None):
     op, team, stream
         As for `reduce`.
     """
-    cdef Call call
+    cdef Team t
+    cdef SHMEMBuffer d, s
+    cdef void *ptr = NULL
     cdef int code = 0
     try:
-        call = checked(dest, source, team, stream, 1, 0)
-        if call.team.data.n_pes > 1:
-            not_in_place(call)
+        t = live_team(team)
+        d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
+        check_operands(t, d, s, 1, 0, stream, &ptr)
+        not_in_place(t, d, s)
         code = op_id(op)
-        check_reduce(call, code, REDUCESCATTER)
+        check_reduce(d, code, REDUCESCATTER)
     except Exception as error:
         fail(team, COLL_REDUCESCATTER, error, stream)
-    call.dest.job.backend.reducescatter(call.team.data, call.dest.type_id, code, call.dest.ptr, call.source.ptr,
-                                        call.dest.count, call.stream, call.keep)
+    d.job.backend.reducescatter(t.data, d.type_id, code, d.ptr, s.ptr, d.count, ptr, keep(d, s, t, ptr))

@@ -4,15 +4,17 @@
 A signal is the one element of a `SHMEMBuffer[uint64]`, or of a slice of one.
 """
 
+from cpython.long cimport PyLong_CheckExact
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint64_t
 
-from .buffer cimport SHMEMBuffer, as_buffer, as_pe
+from .buffer cimport SHMEMBuffer, as_buffer, as_pe, int_value
 from .rma cimport Keep, job_stream, local_memory
 from .types cimport (
     NVSYM_CMP_EQ, NVSYM_CMP_GE, NVSYM_CMP_GT, NVSYM_CMP_LE, NVSYM_CMP_LT, NVSYM_CMP_NE, NVSYM_SIGNAL_ADD,
     NVSYM_SIGNAL_SET, NVSYM_UINT64)
 
+cdef str SET = "set"
 cdef dict OPS = {"set": NVSYM_SIGNAL_SET, "add": NVSYM_SIGNAL_ADD}
 cdef dict COMPARISONS = {
     "eq": NVSYM_CMP_EQ, "ne": NVSYM_CMP_NE, "gt": NVSYM_CMP_GT, "le": NVSYM_CMP_LE, "lt": NVSYM_CMP_LT, "ge": NVSYM_CMP_GE,
@@ -29,6 +31,8 @@ cdef SHMEMBuffer as_signal(object obj):
 
 
 cdef int as_signal_op(object op) except -1:
+    if op is SET:
+        return NVSYM_SIGNAL_SET
     try:
         return OPS[op]
     except (KeyError, TypeError):
@@ -36,6 +40,12 @@ cdef int as_signal_op(object op) except -1:
 
 
 cdef uint64_t as_value(object value) except? 0xdeadbeef:
+    cdef int overflow = 0
+    cdef long number
+    if PyLong_CheckExact(value):
+        number = int_value(value, &overflow)
+        if not overflow and number >= 0:
+            return <uint64_t> number
     try:
         return <uint64_t> PyNumber_Index(value)     # a float would be cut off
     except (OverflowError, TypeError):

@@ -168,7 +168,7 @@ cdef Device default_device():
 cdef int stream_ptr(object stream, Device device, void **ptr) except -1:
     cdef object handle
     if isinstance(stream, Stream):
-        if (<Stream> stream).device != device:
+        if (<Stream> stream).device is not device and (<Stream> stream).device != device:
             raise ValueError(f"stream: {stream!r} is not a stream of {device!r}, where the buffer lives")
         ptr[0] = (<Stream> stream).ptr
         return 0
