@@ -492,8 +492,9 @@ def test_graphs(mpirun):
     machine = simulator.environment(devices=2) | {"NVSYM_ALLREDUCE_ALGORITHM": "nvshmem"}
     modes = ["--graph", "both", *TINY, "--vs", "nvshmem", "--json"]
     lines = [["allreduce", *SMALL, *modes], ["put", "--signal", *SMALL, *modes], ["barrier", *modes]]
-    outputs, _ = bench(mpirun, 2, *lines, ["get", *SMALL, *TINY, "--graph", "--json"], env=machine)
-    assert [status for _, status in outputs] == [0] * 4
+    in_place = ["allreduce", "--in-place", *SMALL, "--vs-every", "2", *modes]
+    outputs, _ = bench(mpirun, 2, *lines, ["get", *SMALL, *TINY, "--graph", "--json"], in_place, env=machine)
+    assert [status for _, status in outputs] == [0] * 5
     reports = [json.loads(text) for text, _ in outputs]
     for report, sizes in zip(reports[:3], (3, 3, 1), strict=True):
         assert [row["mode"] for row in report["rows"]] == ["eager"] * sizes + ["graph"] * sizes
@@ -502,6 +503,8 @@ def test_graphs(mpirun):
                 check_series(one)  # of 3 calls, also in a graph
                 assert ("launches" in one) == (row["mode"] == "graph")
     assert [row["mode"] for row in reports[3]["rows"]] == ["graph"] * 3
+    assert [list(row["peers"]) for row in reports[4]["rows"]] == [["nvshmem"], [], ["nvshmem"]] * 2
+    assert all(one["correct"] for row in reports[4]["rows"] for one in [row["nvsym"], *row["peers"].values()])
     assert reports[0]["references"].keys() == {"memory_GB_per_s", "link_GB_per_s", "barrier_us", "barrier_graph_us"}
     # The floor is the link's, which is the slower of the two here as there.
     for row in reports[0]["rows"]:
@@ -642,15 +645,21 @@ def test_gpu_report_is_written(tmp_path):
             row["nvsym"]["bus_GB_per_s"] = 300.0
         document = _document("allreduce", rows[: 2 * pes], pes=pes)
         (work / f"gpus{pes}-allreduce.json").write_text(json.dumps(document))
+    in_place = _document("allreduce", rows[:6], options={"in_place": True, "vs_every": 1})
+    (work / "2-mps-allreduce-in-place.json").write_text(json.dumps(in_place))
     missing = _document("overhead", [_row(call="put", us=2.0)], pes=1, unavailable={"nvshmem4py": "nvshmem4py: none"})
     (work / "1-overhead.json").write_text(json.dumps(missing))
-    done = subprocess.run(
-        [sys.executable, REPORT, work, "--results", results], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    raw, again = tmp_path / "raw.json", tmp_path / "again"
+    for line in ([work, "--results", results, "--raw", raw], [raw, "--results", again]):
+        done = subprocess.run(
+            [sys.executable, REPORT, *line], capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
     (file,) = results.glob("*.md")
     text = file.read_text()
+    assert {made.name for made in again.iterdir()} == {made.name for made in results.iterdir()}
+    assert (again / file.name).read_text() == text
     assert text.startswith("<!-- SPDX-License-Identifier: Apache-2.0 -->\n\n# Benchmarks on 4 GPUs")
     titles = [line for line in text.splitlines() if line.startswith("## ")]
     scaling = ["## Scaling"] * (importlib.util.find_spec("matplotlib") is not None)
@@ -660,9 +669,11 @@ def test_gpu_report_is_written(tmp_path):
     ]  # fmt: skip
     assert "Not measured: nvshmem4py: none." in text
     assert "| 1 KiB | 2 | 9 | 0.222 |" in text
+    assert "`python -m nvsym bench allreduce --in-place`" in text
+    assert "| bytes | nvsym, µs | bus GB/s | nvshmem, µs | ratio | not in place, µs |" in text
     assert "| met |" in text
     pictures = list(results.glob("*.png"))
-    assert len(pictures) == 2 * (importlib.util.find_spec("matplotlib") is not None)
+    assert len(pictures) == 4 * (importlib.util.find_spec("matplotlib") is not None)
     assert all(f"({picture.name})" in text for picture in pictures)
 
 
@@ -673,9 +684,20 @@ def test_suites_are_command_lines():
     assert set(suites) == {"peer-first", "1", "2-mps", "4-mps", "gpus"}
     for suite in suites.values():
         assert all(name == "init" for name in list(suite)[:1]) or "init" not in suite  # it makes the GPU's context
-        for command, *options in suite.values():
+        for name, (command, *options) in suite.items():
             parsed = make_parser(command).parse_args(options)
-            assert command == "init" or parsed.vs or command == "copy"
+            assert parsed.vs or command in ("init", "copy") or name in ("allreduce-in-place", "allreduce-bf16")
+    # The sizes that the bars name are among those that are measured, beside the others too.
+    for suite in ("2-mps", "4-mps"):
+        parsed = make_parser("allreduce").parse_args(suites[suite]["allreduce"][1:])
+        sizes = [parsed.b << i for i in range(24)]
+        assert sizes[-1] == parsed.e == 64 << 20
+        assert parsed.f == 2
+        assert 16 << 20 in sizes[:: parsed.vs_every]
+    for suite in ("2-mps", "gpus"):
+        for name in ("put", "put_signal"):
+            parsed = make_parser("put").parse_args(suites[suite][name][1:])
+            assert parsed.b * parsed.f == 4096 <= parsed.e
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@
 ::
 
     python benchmarks/gpu/report.py FOLDER --results benchmarks/results
+
+In place of the folder it takes one file of all documents (``--raw``), for instance from a machine without matplotlib.
 """
 
 import argparse
@@ -115,8 +117,8 @@ def ratio(row, library):
 # ---- the tables -----------------------------------------------------------------------------------------------------
 
 
-def section(name, document):
-    """A document as text: the command, the references, a table."""
+def section(name, document, other=None):
+    """A document as text: the command, the references, a table; `other`: the same not in place."""
     parts = [f"### {name}", f"`python -m nvsym bench {command_line(document)}`"]
     references = document.get("references") or {}
     said = {
@@ -138,7 +140,7 @@ def section(name, document):
     for title, rows in groups.items():
         if len(groups) > 1:
             parts.append(f"{title}:")
-        parts.append(rows_table(rows))
+        parts.append(rows_table(rows, other))
     return "\n\n".join(parts)
 
 
@@ -149,6 +151,9 @@ def command_line(document):
     for key, value in options.items():
         if value in (None, False) or key in ("backend", "batches", "local", "first", "budget", "op", "reference"):
             continue
+        if key == "vs_every" and value == 1:
+            continue
+        key = key.replace("_", "-")
         if isinstance(value, list):
             value = ",".join(value)
         if key in ("b", "e", "heap"):
@@ -157,8 +162,8 @@ def command_line(document):
     return " ".join(str(word) for word in words)
 
 
-def rows_table(rows):
-    """The rows of one element type and mode."""
+def rows_table(rows, other=None):
+    """The rows of one element type and mode; where `other` is given, with its times for the same, not in place."""
     libraries = list(dict.fromkeys(name for row in rows for name in row["peers"]))
     sized, floors = "bytes" in rows[0], any(row["nvsym"].get("floor_us") for row in rows)
     named = [c for c in ("operation", "call", "copy") if c in rows[0]]
@@ -167,6 +172,7 @@ def rows_table(rows):
     ]
     heads = [*named, *(["bytes"] if sized else []), "nvsym, µs", *[head for _, head in rates]]
     heads += [head for name in libraries for head in (f"{name}, µs", "ratio")] + (["floor, µs"] if floors else [])
+    heads += ["not in place, µs"] if other else []
     lines = []
     for row in rows:
         own = row["nvsym"]
@@ -178,6 +184,9 @@ def rows_table(rows):
             cells += ["-", "-"] if peer is None else [number(peer["median_us"]), number(peer["ratio"])]
         if floors:
             cells.append(number(own.get("floor_us")))
+        if other:
+            same = one_row(other, **{column: row[column] for column in ("dtype", "mode", "bytes")})
+            cells.append(number(None if same is None else same["nvsym"]["median_us"]))
         lines.append(cells)
     return table(heads, lines)
 
@@ -305,7 +314,7 @@ def judge_gpus(bars, label, documents):
         bars.most(f"{where}: {dtype} allreduce in a graph, of PyTorch's better one{at}", found.get(worst),
                   0.9 if pes == 2 else 1.0)  # fmt: skip
         eager = []
-        for row in rows_of(document, mode="eager", dtype=dtype):
+        for row in rows_of(documents.get(f"{label}-allreduce-eager", document), mode="eager", dtype=dtype):
             other = variants(row, "torch").get("torch.distributed")
             if other is not None and row["bytes"] <= 256 << 10:
                 eager.append(row["nvsym"]["median_us"] / other)
@@ -370,7 +379,7 @@ def draw(documents, results, stem):
         return {}, f"No pictures: {error}."
     names = {}
     for name, document in documents.items():
-        if document["bench"] in ("allreduce", "put") and len(document["rows"]) > 8:
+        if document["bench"] in ("allreduce", "put") and len(document["rows"]) > 4:
             file = results / f"{stem}-{name}.png"
             plot(document, str(file))
             names[name] = file.name
@@ -384,17 +393,22 @@ def draw(documents, results, stem):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("documents", type=pathlib.Path, help="their folder, or a file of --raw")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
     parser.add_argument("--raw", type=pathlib.Path, help="also write all documents to this file")
     options = parser.parse_args()
-    files = sorted(options.folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)  # as they were made
-    documents = {file.stem: json.loads(file.read_text()) for file in files}
+    if options.documents.is_dir():
+        files = sorted(options.documents.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)  # as they were made
+        documents = {file.stem: json.loads(file.read_text()) for file in files}
+    elif options.documents.is_file():
+        documents = json.loads(options.documents.read_text())
+    else:
+        parser.error(f"{options.documents}: no such folder or file")
     if not documents:
-        parser.error(f"{options.folder}: no document; did the benchmarks run?")
+        parser.error(f"{options.documents}: no document; did the benchmarks run?")
     strange = [name for name in documents if LABEL.fullmatch(name) is None]
     if strange:
-        parser.error(f"{options.folder}: {', '.join(strange)}.json is of no suite")
+        parser.error(f"{options.documents}: {', '.join(strange)} is of no suite")
     gpus = max(document["pes"] if name.startswith("gpus") else 1 for name, document in documents.items())
     stem = f"gpu{gpus if gpus > 1 else ''}-{datetime.date.today()}"
     options.results.mkdir(parents=True, exist_ok=True)
@@ -414,7 +428,8 @@ def main():
         own = {name: document for name, document in documents.items() if LABEL.fullmatch(name)[1] == label}
         parts.append(f"## {title(label)[0].upper()}{title(label)[1:]}")
         for name, document in own.items():
-            parts.append(section(LABEL.fullmatch(name)[2], document))
+            other = documents.get(name.removesuffix("-in-place")) if name.endswith("-in-place") else None
+            parts.append(section(LABEL.fullmatch(name)[2], document, other))
             if name in pictures:
                 parts.append(f"![{name}]({pictures[name]})")
     if "scaling" in pictures:

@@ -11,43 +11,50 @@ import time
 
 from nvsym._bench import main as bench
 
-FLOAT = ["--vs", "nvshmem,nccl,torch,nvshmem4py"]
-MOVES = ["--vs", "nvshmem,nvshmem4py,cuda"]
+# What the calls of a row may take, in seconds: of tables with many rows, and of those of slow calls.
+QUICK = ["--budget", "0.25"]
+CALLS = ["overhead", *QUICK, "--batches", "15", "--vs", "nvshmem,nvshmem4py,cuda"]
+COPIES = ["copy", "-b", "256M", "-e", "256M", "--batches", "7", "--budget", "0.4"]
+SIZES = ["-b", "64", "-f", "64", *QUICK, "--reference", "64M"]  # 64 B, 4 KiB, 256 KiB, 16 MiB, 1 GiB
+SIGNALS = ["put", "--signal", "-e", "4K", "--graph", "both", *SIZES]
+IN_PLACE = ["allreduce", "--in-place", "-b", "1M", "-e", "64M", "-f", "2", "--graph", *QUICK]
+LATENCY = ["latency", "-b", "8", "-e", "32K", "-f", "64", *QUICK, "--vs", "nvshmem"]
+
+# PEs that share a GPU: all sizes of nvsym, and every third, from 8 B to 16 MiB, of NVSHMEM, which takes 50 ms for the last.
+ALL_SIZES = ["-b", "8", "-e", "64M", "-f", "2"]
+SHARED = ["allreduce", *ALL_SIZES, "--graph", "both", *QUICK, "--vs", "nvshmem", "--vs-every", "3"]
 
 # Name and command line. "init" comes first: only then does it make the GPU's context, and one of the two does; the suite
-# "peer-first" is for the other, in a job of its own.
+# "peer-first" is for the other, in a job of its own. What the bars need most comes before the rest.
 SUITES = {
-    "peer-first": {"init-peer-first": ["init", "--rounds", "2", "--first", "peer"]},
-    "1": {
-        "init": ["init", "--rounds", "4"],
-        "overhead": ["overhead", "--vs", "nvshmem,nvshmem4py,cuda"],
-        "copy": ["copy", "-b", "256M", "-e", "256M", "--batches", "9"],
-    },
+    "peer-first": {"init-peer-first": ["init", "--rounds", "1", "--first", "peer"]},
+    "1": {"init": ["init", "--rounds", "3"], "overhead": CALLS, "copy": COPIES},
     "2-mps": {
-        "init": ["init", "--rounds", "4"],
-        "overhead": ["overhead", "--vs", "nvshmem,nvshmem4py,cuda"],
-        "allreduce": ["allreduce", "-b", "8", "-e", "64M", "-f", "2", "--graph", "both", *FLOAT],
-        "allreduce-bf16": ["allreduce", "-b", "8", "-e", "64M", "-f", "8", "--dtype", "bfloat16", "--graph", *FLOAT],
-        "put": ["put", "-b", "8", "-e", "64M", "-f", "8", "--graph", "both", *MOVES],
-        "put_signal": ["put", "--signal", "-b", "8", "-e", "64K", "-f", "8", "--graph", "both", *MOVES],
-        "get": ["get", "-b", "8", "-e", "64M", "-f", "8", *MOVES],
-        "latency": ["latency", "-b", "8", "-e", "1M", "-f", "8", "--vs", "nvshmem"],
+        "init": ["init", "--rounds", "3"],
+        "overhead": CALLS,
+        "allreduce": SHARED,
+        "put_signal": [*SIGNALS, "--vs", "nvshmem"],
+        "put": ["put", "-e", "16M", "--graph", "both", *SIZES, "--vs", "nvshmem"],
+        "allreduce-in-place": IN_PLACE,
+        "allreduce-bf16": ["allreduce", "-b", "8", "-e", "64M", "-f", "8", "--dtype", "bfloat16", "--graph", *QUICK],
+        "get": ["get", "-e", "16M", *SIZES, "--vs", "nvshmem"],
+        "latency": LATENCY,
     },
-    "4-mps": {
-        "allreduce": ["allreduce", "-b", "8", "-e", "64M", "-f", "2", "--graph", "--vs", "nvshmem,torch"],
-        "allreduce-eager": ["allreduce", "-b", "8", "-e", "64M", "-f", "8", *FLOAT],
-    },
+    "4-mps": {"allreduce": SHARED, "allreduce-in-place": IN_PLACE},
     "gpus": {
         "init": ["init", "--rounds", "3"],
-        "allreduce": ["allreduce", "-b", "8", "-e", "1G", "-f", "2", "--dtype", "float32,bfloat16", "--graph", "both",
-                      "--vs", "nccl,torch,nvshmem"],
-        "allreduce-nvshmem4py": ["allreduce", "-b", "8", "-e", "16M", "-f", "8", "--vs", "nvshmem4py"],
-        "put": ["put", "-b", "8", "-e", "1G", "-f", "8", *MOVES],
-        "put_signal": ["put", "--signal", "-b", "8", "-e", "64K", "-f", "8", "--graph", "both", *MOVES],
-        "get": ["get", "-b", "8", "-e", "1G", "-f", "8", *MOVES],
-        "latency": ["latency", "-b", "8", "-e", "1M", "-f", "8", "--vs", "nvshmem"],
-        "copy": ["copy", "-b", "256M", "-e", "256M", "--batches", "7"],
-        "overhead": ["overhead", "--vs", "nvshmem,nvshmem4py,cuda"],
+        "allreduce": ["allreduce", "-b", "8", "-e", "1G", "-f", "2", "--dtype", "float32,bfloat16", "--graph",
+                      "--budget", "0.35", "--vs", "nccl,torch"],
+        "allreduce-eager": ["allreduce", "-b", "8", "-e", "1G", "-f", "8", "--dtype", "float32,bfloat16",
+                            "--budget", "0.35", "--reference", "64M", "--vs", "nccl,torch"],
+        "overhead": CALLS,
+        "put": ["put", "-e", "1G", *SIZES, "--vs", "nvshmem,cuda"],
+        "put_signal": [*SIGNALS, "--vs", "nvshmem"],
+        "copy": COPIES,
+        "allreduce-in-place": [*IN_PLACE, "--vs", "nccl"],
+        "allreduce-nvshmem": ["allreduce", "-e", "16M", *SIZES, "--vs", "nvshmem,nvshmem4py"],
+        "get": ["get", "-e", "1G", *SIZES, "--vs", "nvshmem,cuda"],
+        "latency": LATENCY,
     },
 }  # fmt: skip
 

@@ -159,13 +159,13 @@ class Bench:
             self.libraries[0].release()
             self._others(lambda library: library.release(), self.unavailable)
 
-    def measure(self, method, *arguments, **how):
+    def measure(self, method, *arguments, alone=False, **how):
         """The fastest `Series` of each library for an operation, by name, and the reasons of those that have none.
 
-        All of them are in `series` afterwards.
+        All of them are in `series` afterwards. `alone`: of nvsym's first way only.
         """
         cases, reasons = [], {}
-        for library in self.libraries:
+        for library in self.libraries[: 1 if alone else None]:
             if self.on_gpus and library is not self.libraries[0]:
                 made, reason = agree(self.comm, lambda library=library: getattr(library, method)(*arguments))
                 ways = self.comm.allgather(None if made is None else [case.variant for case in made])

@@ -70,6 +70,7 @@ class _Row:
     nbytes: int | None = None
     dtype: Any = None
     how: dict = field(default_factory=dict)  # on GPUs, for the sampler
+    alone: bool = False  # of nvsym only
 
 
 def _rows(command, options, on_gpus):
@@ -77,6 +78,8 @@ def _rows(command, options, on_gpus):
     modes = {"no": (False,), "only": (True,), "both": (False, True)}[getattr(options, "graph", "no")]
     if any(modes) and not on_gpus:
         raise _UsageError("--graph: a job on the host backend has no CUDA graphs")
+    if getattr(options, "in_place", False) and not on_gpus:
+        raise _UsageError("--in-place: it is measured on GPUs, and this job is on the host backend")
     if command == "barrier":
         shape = Shape(1, np.dtype(np.int64))
         return [
@@ -141,10 +144,12 @@ def _sizes(command, options, dtype, columns, arguments, how):
             algorithms[0],
             getattr(options, "local", "buffer"),
             getattr(options, "signal", False),
+            getattr(options, "in_place", False),
         )
         if not rows or rows[-1].nbytes != shape.nbytes:
             own = {**columns, "dtype": dtype.name, "bytes": shape.nbytes, "count": shape.count}
-            rows.append(_Row(own, command, (*arguments, shape), shape.nbytes, how=how))
+            alone = len(rows) % options.vs_every != 0
+            rows.append(_Row(own, command, (*arguments, shape), shape.nbytes, how=how, alone=alone))
         size *= options.f
     return rows
 
@@ -242,7 +247,7 @@ def _measure(bench, command, options):
             bench.prepare(largest, dtype)
         how = row.how if bench.on_gpus else {}
         try:
-            series, reasons = bench.measure(row.method, *row.arguments, **how)
+            series, reasons = bench.measure(row.method, *row.arguments, alone=row.alone, **how)
         except (TypeError, ValueError) as error:
             # nvsym's answer to arguments that are the same on every PE, so it is raised on every PE.
             raise _UsageError(error) from None

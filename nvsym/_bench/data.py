@@ -34,6 +34,7 @@ class Shape:
     algorithm: str = "auto"
     local: str = "buffer"
     signal: bool = False
+    in_place: bool = False
 
     @property
     def nbytes(self) -> int:

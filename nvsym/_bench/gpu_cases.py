@@ -56,6 +56,12 @@ class GpuCases:
             loop=getattr(call, "loop", None), **more,
         )  # fmt: skip
 
+    def _allreduce_case(self, call, shape, dest, source, **more):
+        """A case of allreduce between addresses; in place, where the shape says so, each time with the operand of `source`."""
+        if shape.in_place:
+            more |= {"in_place": True, "reset": lambda: self.gpu.copy(dest, source, shape.nbytes)}
+        return self._case(call, at=dest, shape=shape, expected=self._reduced(shape), **more)
+
     def _reduced(self, shape: Shape):
         return ("reduced", shape.op, self.n)
 

@@ -107,9 +107,7 @@ class NcclCases(GpuCases):
         if name not in _TYPES or shape.op not in _OPS:
             self._missing(f"no {shape.op} of {name}")
         calls = NativeCalls().add(
-            "ncclAllReduce", address_of(self.library, "ncclAllReduce"), self.source, self.dest, shape.count,
-            _TYPES[name], _OPS[shape.op], self.comm.value or 0, self.gpu.stream, status=True,
+            "ncclAllReduce", address_of(self.library, "ncclAllReduce"), self.dest if shape.in_place else self.source,
+            self.dest, shape.count, _TYPES[name], _OPS[shape.op], self.comm.value or 0, self.gpu.stream, status=True,
         )  # fmt: skip
-        return [
-            self._case(calls, variant="ncclAllReduce", at=self.dest, shape=shape, expected=self._reduced(shape))
-        ]  # fmt: skip
+        return [self._allreduce_case(calls, shape, self.dest, self.source, variant="ncclAllReduce")]

@@ -131,15 +131,12 @@ class Nvshmem4pyCases(GpuCases):
         if shape.op not in ("sum", "min", "max"):
             self._missing("it reduces by sum, min and max only")
         dest, source = self._array_pair(shape)
-        reduce, world, op, stream = self.core.reduce, _WORLD, shape.op, self.stream
+        call = PlainLoop(
+            "reduce(world, dest, source, op, stream)", reduce=self.core.reduce, world=_WORLD, dest=dest,
+            source=dest if shape.in_place else source, op=shape.op, stream=self.stream,
+        )  # fmt: skip
         return [
-            self._case(
-                PlainLoop(
-                    "reduce(world, dest, source, op, stream)", reduce=reduce, world=world, dest=dest, source=source, op=op,
-                    stream=stream,
-                ), variant="CuPy array", at=int(dest.data.ptr), shape=shape,
-                expected=self._reduced(shape),
-            )
+            self._allreduce_case(call, shape, int(dest.data.ptr), int(source.data.ptr), variant="CuPy array")
         ]  # fmt: skip
 
     def barrier(self, shape: Shape):

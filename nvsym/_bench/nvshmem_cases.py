@@ -122,16 +122,15 @@ class NvshmemCases(GpuCases):
         kind = as_dtype(shape.dtype).nvshmem
         if kind is None:
             self._missing(f"no reduction of {shape.dtype.name}")
+        if shape.in_place:
+            source = dest
         return self._call(
             f"nvshmemx_{kind}_{shape.op}_reduce_on_stream", 0, dest, source, shape.count, self.gpu.stream, status=True
         )
 
     def allreduce(self, shape: Shape):
-        return [
-            self._case(
-                self._reduce(shape), at=self.dest.unsafe_ptr(), shape=shape, expected=self._reduced(shape)
-            )
-        ]  # fmt: skip
+        dest, source, _ = self._at()
+        return [self._allreduce_case(self._reduce(shape), shape, dest, source)]
 
     def _barrier(self):
         return self._call("nvshmemx_barrier_all_on_stream", self.gpu.stream)

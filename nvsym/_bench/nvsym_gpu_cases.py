@@ -112,16 +112,12 @@ class NvsymGpuCases(GpuCases):
     def allreduce(self, shape: Shape):
         dest, source = self._slices(shape)
         algorithm = self.algorithm or shape.algorithm
-        return [
-            self._case(
-                PlainLoop(
-                    "allreduce(dest, source, op, algorithm=algorithm)", allreduce=nvsym.allreduce, dest=dest, source=source,
-                    op=shape.op, algorithm=algorithm,
-                ),
-                variant="" if algorithm == "auto" else algorithm, at=dest.unsafe_ptr(), shape=shape,
-                expected=self._reduced(shape),
-            )
-        ]  # fmt: skip
+        call = PlainLoop(
+            "allreduce(dest, source, op, algorithm=algorithm)", allreduce=nvsym.allreduce, dest=dest,
+            source=dest if shape.in_place else source, op=shape.op, algorithm=algorithm,
+        )  # fmt: skip
+        variant = "" if algorithm == "auto" else algorithm
+        return [self._allreduce_case(call, shape, dest.unsafe_ptr(), source.unsafe_ptr(), variant=variant)]
 
     def barrier(self, shape: Shape):
         return [self._case(PlainLoop("barrier_all()", barrier_all=nvsym.barrier_all))]

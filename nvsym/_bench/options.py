@@ -134,6 +134,10 @@ def _sized(parser, command):
     parser.add_argument(
         "-f", type=_factor, default=factor, metavar="FACTOR", help=f"from one size to the next (default: {factor:g})"
     )
+    parser.add_argument(
+        "--vs-every", type=_positive, default=1, metavar="N",
+        help="compare at every N-th size only, the smallest first (default: 1)",
+    )  # fmt: skip
     parser.set_defaults(largest=largest)
 
 
@@ -160,6 +164,9 @@ def make_parser(command):
             "--algorithm", type=_algorithms, default="auto", metavar="NAMES",
             help="of nvsym (default: auto); of several, those after the first are compared with it",
         )  # fmt: skip
+        parser.add_argument(
+            "--in-place", action="store_true", help="the result takes the place of the operand; on GPUs"
+        )
     if command == "put":
         parser.add_argument("--signal", action="store_true", help="put_signal instead of put")
     if command in ("put", "get"):
