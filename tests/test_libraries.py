@@ -504,11 +504,11 @@ def declarations(name):
         head, _, body = block.strip().partition("\n")
         if head.startswith("cdef enum"):
             constants.update((n, int(v, 0)) for n, v in re.findall(r"(\w+)\s*=\s*(-?\w+)", body))
-        elif head.startswith("ctypedef struct"):
-            struct = re.search(r"struct (\w+)", head)[1]
+        elif head.startswith(("ctypedef struct", "ctypedef union")):
+            kind, struct = re.search(r"(struct|union) (\w+)", head).groups()
             structures[struct] = re.findall(r"(\w+)(?:\[\d+\])?$", body, re.MULTILINE)
             c_lines.append(
-                f"struct {struct} {{ {'; '.join(line.strip() for line in body.splitlines() if line.strip())}; }};"
+                f"{kind} {struct} {{ {'; '.join(line.strip() for line in body.splitlines() if line.strip())}; }};"
             )
         elif head.startswith("ctypedef"):
             c_lines.append(" ".join(block.split()).replace("ctypedef", "typedef").replace(" noexcept nogil", "") + ";")
@@ -607,7 +607,7 @@ def test_driver_declarations(tmp_path, include):
         if name not in OTHER_SYMBOLS:
             checks.append(f'SYMBOL({name}, "{symbol}")')
     assert len(constants) > 100
-    assert len(structures) == 9
+    assert len(structures) == 10
     output, preprocessed = compare(
         tmp_path, "#include <cuda.h>\n#include <cudaTypedefs.h>\n#include <cstdint>", checks, [include], namespace=text
     )

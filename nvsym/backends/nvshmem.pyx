@@ -153,8 +153,8 @@ cdef class NvshmemBackend(Backend):
             raise
         try:
             self._add_arena(agreement, heap_size)
-            self.puts = PutKernels(self.gpu, self.ordinal, settings["NVSYM_COPY_KERNEL"])
-            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"])
+            self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1, settings["NVSYM_COPY_KERNEL"])
+            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"], heap_size)
         except BaseException:
             self.stop(agreement)
             raise
@@ -401,7 +401,7 @@ cdef class NvshmemBackend(Backend):
             self.main = NULL
         return 0
 
-    def _open_kernels(self, agreement, limit):
+    def _open_kernels(self, agreement, limit, heap_size):
         """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
         self.why_no_kernels = None
         reason = None
@@ -423,7 +423,7 @@ cdef class NvshmemBackend(Backend):
         opened = [cls(self.gpu, self.ordinal, self.n_pes, self.sharing, limit) for cls in (AllreduceKernels, ExchangeKernels)]
         cdef AllreduceKernels kernels
         for kernels in opened:
-            self._open_workspace(agreement, kernels)
+            self._open_workspace(agreement, kernels, heap_size)
         self.kernels, self.exchange = opened
         self.gpu.after_drain = self._raise_failure
         self._open_levels(agreement)
@@ -433,14 +433,14 @@ cdef class NvshmemBackend(Backend):
         self.kernels.check_once()
         self.exchange.check_once()
 
-    def _open_workspace(self, agreement, AllreduceKernels kernels):
+    def _open_workspace(self, agreement, AllreduceKernels kernels, heap_size):
         cdef size_t nbytes
         cdef void *workspace
         # How many streams make progress side by side, as CUDA's documentation has it.
         queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
         rows = agreement.gather((kernels.blocks, self.sharing, int(queues) if queues.isdigit() else 8),
                                 "planning the kernels of collectives")
-        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows), min(row[2] for row in rows))
+        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows), min(row[2] for row in rows), heap_size)
         nbytes = kernels.workspace_bytes()
         with nogil:
             workspace = nvshmem.nvshmem_malloc(nbytes)
@@ -683,7 +683,7 @@ cdef class NvshmemBackend(Backend):
 
     cdef int get(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         self.gpu.use(self.ordinal)
-        if nbytes <= self.puts.get_up_to and self.near[pe] != FAR and self.puts.ready():
+        if self.puts.get_above < nbytes <= self.puts.get_up_to and self.near[pe] != FAR and self.puts.ready():
             self.puts.put(dest, <const char *> src + self.near[pe], nbytes, stream)
             return self.gpu.mark(stream)
         with nogil:
@@ -958,7 +958,7 @@ cdef class NvshmemBackend(Backend):
                 if self.kernels.pushes(&t.kernels, nbytes):
                     kernel = KERNEL_PUSH
                 else:
-                    kernel = KERNEL_STAGED_TURN if self.kernels.stages(&t.kernels) else KERNEL_ONE_SHOT
+                    kernel = KERNEL_STAGED_TURN if self.kernels.stages(&t.kernels, nbytes) else KERNEL_ONE_SHOT
                 if dest == src and kernel == KERNEL_ONE_SHOT:
                     raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
             self.kernels.launch(&t.kernels, kernel, dtype, op, dest, src, count, SIZES[dtype], stream)
@@ -1110,7 +1110,7 @@ cdef class NvshmemBackend(Backend):
         if algorithm == ALGO_TWO_SHOT:
             return "two_shot", "it was asked for", thresholds
         if algorithm == ALGO_ONE_SHOT:
-            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes) or self.kernels.stages(&t.kernels):
+            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes) or self.kernels.stages(&t.kernels, nbytes):
                 if name != "low_latency":
                     name = "push" if self.kernels.pushes(&t.kernels, nbytes) else "staged"
                 return name, "one_shot was asked for, and this is a form of it without barriers", thresholds

@@ -79,7 +79,7 @@ cdef class AllreduceKernels:
     cdef CUfunction  functions[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][KERNEL_COUNT]
     cdef readonly double compile_seconds
 
-    cdef int agree(self, int blocks, int sharing, int queues)
+    cdef int agree(self, int blocks, int sharing, int queues, size_t heap_size)
     cdef size_t workspace_bytes(self)
     cdef int open(self, void *workspace) except -1
     cdef int close(self) except -1
@@ -92,7 +92,8 @@ cdef class AllreduceKernels:
     cdef int follow(self, TeamKernels *team, CUstream stream) except -1
     cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place)
     cdef bint early(self, unsigned int blocks, unsigned int threads) noexcept nogil
-    cdef bint stages(self, const TeamKernels *team) noexcept
+    cdef size_t most_pushed(self) noexcept nogil
+    cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,

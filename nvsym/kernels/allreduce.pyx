@@ -34,6 +34,7 @@ cdef enum:
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
     PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
+    PUSH_MOST      = 12 << 20   # bytes from which reading in shares is as fast
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
     EPOCHS         = 3 * MAX_BLOCKS + 32
     STAGED_QUEUES  = 3          # hardware queues that copies in chunks need: one for each stream
@@ -73,15 +74,17 @@ cdef class AllreduceKernels:
         self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
-    cdef int agree(self, int blocks, int sharing, int queues):
-        """Take what all PEs have agreed on: the fewest blocks and queues of one PE, and the most PEs that share a GPU."""
+    cdef int agree(self, int blocks, int sharing, int queues, size_t heap_size):
+        """Take what all PEs have agreed on: the fewest blocks and queues of one PE, the most PEs that share a GPU, the heap's size."""
         self.blocks = blocks
         # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
         push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and 2 <= self.n_pes <= PUSH_PES
         if push:
             self.push_bytes = <size_t> (self.n_pes - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
-            if queues >= STAGED_QUEUES:
-                self.staged = StagedCopies(self.gpu, self.ordinal)
+            # What is smaller cannot hold operands for which the slots would be worth their memory.
+            staged = StagedCopies(self.gpu, self.ordinal)
+            if queues >= STAGED_QUEUES and heap_size > staged.least:
+                self.staged = staged
         return 0
 
     cdef size_t workspace_bytes(self):
@@ -202,7 +205,7 @@ cdef class AllreduceKernels:
             return KERNEL_LOW_LATENCY
         if self.pushes(team, nbytes):
             return KERNEL_PUSH
-        if self.stages(team):
+        if self.stages(team, nbytes):
             return KERNEL_STAGED_TURN
         if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return KERNEL_ONE_SHOT
@@ -213,18 +216,17 @@ cdef class AllreduceKernels:
         cdef Kernel kernel = self.choose(team, nbytes, in_place)
         cdef bint pushing = team.args.push != NULL
         cdef size_t lines = LL_BLOCKS * self.ll_bytes // 2
-        cdef size_t pushed = self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS)
+        cdef size_t pushed = self.most_pushed()
         if pushing:
             lines = min(lines, <size_t> LL_LINKED)
         thresholds = {"low_latency": f"up to {format_size(lines)}"}
         if pushing:
             thresholds["push"] = f"above that, up to {format_size(pushed)}"
-            if self.stages(team):
-                thresholds["staged"] = "above that"
         elif team.args.n == 2 and lines < ONE_SHOT_BELOW:
             thresholds["one_shot"] = f"above that and below {format_size(ONE_SHOT_BELOW)}, not in place"
-        if not self.stages(team):
-            thresholds["two_shot"] = "above that"
+        thresholds["two_shot"] = "above that"
+        if pushing and self.staged is not None:
+            thresholds["staged"] = f"from {format_size(self.staged.least)}"
         if kernel == KERNEL_LOW_LATENCY:
             return "low_latency", "data and flags travel in the same stores, without a barrier", thresholds
         if kernel == KERNEL_PUSH:
@@ -245,13 +247,16 @@ cdef class AllreduceKernels:
         """
         return self.overlap and blocks * threads <= EARLY_THREADS * <unsigned int> self.blocks
 
-    cdef bint stages(self, const TeamKernels *team) noexcept:
-        """Whether copy engines can send what is too much to push."""
-        return team.args.push != NULL and self.staged is not None
+    cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept:
+        """Whether copy engines send so much in chunks."""
+        return team.args.push != NULL and self.staged is not None and nbytes >= self.staged.least
+
+    cdef size_t most_pushed(self) noexcept nogil:
+        return min(<size_t> PUSH_MOST, self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS))
 
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept:
-        """Whether there is room to push so much."""
-        return team.args.push != NULL and nbytes <= self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS)
+        """Whether there is room to push so much, and it is worth it."""
+        return team.args.push != NULL and nbytes <= self.most_pushed()
 
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
                     size_t itemsize, CUstream stream) except -1:

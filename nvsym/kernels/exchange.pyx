@@ -39,7 +39,7 @@ cdef class ExchangeKernels(AllreduceKernels):
         self.ll_bytes = 16 * LL_LINES
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
-    cdef int agree(self, int blocks, int sharing, int queues):
+    cdef int agree(self, int blocks, int sharing, int queues, size_t heap_size):
         self.blocks = blocks
         return 0
 

@@ -14,6 +14,7 @@ cdef class PutKernels:
     cdef bint          overlap          # see AllreduceKernels
     cdef readonly size_t put_up_to      # bytes, by the table; 0: never
     cdef readonly size_t get_up_to
+    cdef readonly size_t get_above      # below, NVSHMEM's own call is as fast
     cdef readonly size_t signal_up_to
     cdef readonly str  why_not          # why there are no kernels, or None
 

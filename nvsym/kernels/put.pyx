@@ -25,17 +25,20 @@ cdef enum:
     BLOCKS       = 32           # at most: few bytes need no more, and others need processors
     # The table: bytes up to which a kernel is faster than NVSHMEM's own call.
     PUT_UP_TO    = 256 << 10
+    PUT_LINKED   = 0            # to another GPU a copy engine is as fast, and its call costs the host less;
     GET_UP_TO    = 256 << 10
+    GET_LINKED   = 16 << 10     # so it is from another GPU up to so many bytes
     SIGNAL_UP_TO = 64 << 10     # by one block
 
 
 cdef class PutKernels:
-    """The kernels of one GPU. `limit`: instead of the table; None: the table."""
+    """The kernels of one GPU. `linked`: each PE has a GPU of its own; `limit`: instead of the table; None: the table."""
 
-    def __init__(self, CudaRuntime gpu not None, int ordinal, limit):
+    def __init__(self, CudaRuntime gpu not None, int ordinal, bint linked, limit):
         self.gpu = gpu
         self.ordinal = ordinal
-        self.put_up_to = PUT_UP_TO if limit is None else limit
+        self.put_up_to = (PUT_LINKED if linked else PUT_UP_TO) if limit is None else limit
+        self.get_above = GET_LINKED if linked and limit is None else 0
         self.get_up_to = GET_UP_TO if limit is None else limit
         self.signal_up_to = SIGNAL_UP_TO if limit is None else limit
 

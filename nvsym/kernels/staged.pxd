@@ -9,6 +9,7 @@ cdef class StagedCopies:
     cdef CudaRuntime gpu
     cdef int         ordinal
     cdef size_t      chunk          # bytes
+    cdef size_t      least          # bytes of operands that are sent so
     cdef size_t      stride         # from one slot to the next
     cdef char *      slots          # symmetric
     cdef CUstream    lanes[2]       # every other chunk goes by each: while one tells and waits, the other copies

@@ -15,7 +15,8 @@ from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUdeviceptr, CUfunction, CUstream
 
 cdef enum:
-    CHUNK   = 8 << 20       # bytes
+    CHUNK   = 32 << 20      # bytes: between two copies of a stream a flag has to be told and awaited
+    LEAST   = 1 << 30       # bytes from which that was faster than two shot, over 18 links of the fourth generation of NVLink
     SLOTS   = 4             # chunks on their way, or waiting to be reduced
     THREADS = 512           # of a block that reduces
     # Flags of nvsym::Pad::staged: chunks that came by lane 0, by lane 1; chunks that the peer has taken.
@@ -33,6 +34,7 @@ cdef class StagedCopies:
         self.gpu = gpu
         self.ordinal = ordinal
         self.chunk = parse_size(os.environ.get("NVSYM_TEST_CHUNK", CHUNK))
+        self.least = parse_size(os.environ.get("NVSYM_TEST_STAGED", LEAST))
         self.stride = self.chunk + 256      # the operands may begin anywhere in a pack
 
     cdef size_t slot_bytes(self):

@@ -372,6 +372,7 @@ def test_two_pes_on_a_link(monkeypatch):
 
     monkeypatch.setenv("NVSYM_TEST_PUSH", "1")
     monkeypatch.setenv("NVSYM_TEST_CHUNK", "1M")
+    monkeypatch.setenv("NVSYM_TEST_STAGED", "13M")
     monkeypatch.setenv("NVSYM_TIMEOUT", "2")
     torch = pytest.importorskip("torch")
     ctx = nvsym.init(backend="nvshmem", heap_size="256M")

@@ -4,6 +4,7 @@
 import contextlib
 import ctypes
 import gc
+import os
 import threading
 import time
 import weakref
@@ -722,8 +723,8 @@ def test_devices(ctx):
     devices = ctx.devices()
     assert len(devices) == ctx.n_pes()
     assert ctx.device == devices[ctx.my_pe()]
-    # tools/gpu.sh gives all PEs one GPU, the simulator a GPU to each.
-    gpus = ctx.n_pes() if is_simulated() else 1
+    # tools/gpu.sh gives all PEs one GPU or one to each, as the simulator does.
+    gpus = ctx.n_pes() if is_simulated() else len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     assert len({device.uuid for device in devices}) == gpus
     assert ctx.device == nvsym.Device(ctx.device.ordinal)
     assert ctx.device.can_access(devices[-1])
