@@ -127,6 +127,15 @@ cdef class Agreement:
         ends = np.cumsum(counts)
         return [pickle.loads(received[end - count:end].tobytes()) for end, count in zip(ends, counts)]
 
+    def ranks_here(self):
+        """The ranks of the PEs on this one's node, in order. Collective."""
+        from mpi4py import MPI
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        try:
+            return node.allgather(self.rank)
+        finally:
+            node.Free()
+
     def vote(self, str what, error=None):
         """Raise on every PE if `error` is not None on any.
 

@@ -216,12 +216,7 @@ cdef class HostBackend(Backend):
 
     def _find_nodes(self, agreement, settings):
         """Who shares memory with whom, and how many cores they have between them."""
-        from mpi4py import MPI
-        node = agreement.comm.Split_type(MPI.COMM_TYPE_SHARED, key=agreement.rank)
-        try:
-            ranks = node.allgather(agreement.rank)
-        finally:
-            node.Free()
+        ranks = agreement.ranks_here()
         try:
             cores = sorted(os.sched_getaffinity(0))
         except AttributeError:

@@ -188,11 +188,8 @@ cdef class NvshmemBackend(Backend):
         agreement.same("the version of NVSHMEM", _nvshmem.library_info().version, "Install one version on every node")
 
     def _choose_device(self, agreement, device):
-        from mpi4py import MPI
-        node = agreement.comm.Split_type(MPI.COMM_TYPE_SHARED, key=agreement.rank)
-        ranks = node.allgather(agreement.rank)
-        rank, size = node.Get_rank(), node.Get_size()
-        node.Free()
+        ranks = agreement.ranks_here()
+        rank, size = ranks.index(agreement.rank), len(ranks)
         error = None
         cdef Device chosen = None
         try:
@@ -510,9 +507,7 @@ cdef class NvshmemBackend(Backend):
     def _attach_levels(self, agreement, NvshmemTeam team, here, int slot):
         """Two levels: the members of this node, by kernels, and those in the same place of each node, by NVSHMEM."""
         cdef int64_t delta[MAX_PES]
-        cdef nvshmem_team_config_t config
-        cdef nvshmemx_team_uniqueid_t identifier = 0
-        cdef int status, place = here.index(self.my_pe), number, nodes
+        cdef int place = here.index(self.my_pe), number, nodes
         order = []
         for pe in team.members:
             if self.level_of[pe] not in order:
@@ -520,23 +515,9 @@ cdef class NvshmemBackend(Backend):
         number, nodes = order.index(self.level_of[self.my_pe]), len(order)
         if slot >= LEVEL_TEAMS:
             return
+        team.rail = self._make_team(agreement, "a team between nodes", place, nodes, number)
         error = None
         try:
-            if number == 0:
-                CHECK_NVSHMEM(nvshmem.nvshmemx_team_get_uniqueid(&identifier), b"nvshmemx_team_get_uniqueid")
-        except Exception as e:
-            error = e
-        agreement.vote("making a unique id between nodes", error)
-        rows = agreement.gather((number, place, int(identifier)), "sending a unique id between nodes")
-        team_config_initializer(&config)
-        config.uniqueid = next(row[2] for row in rows if row[:2] == (0, place))
-        try:
-            self.gpu.use(self.ordinal)
-            with nogil:
-                status = nvshmem.nvshmemx_team_init(&team.rail, &config, NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, nodes, number)
-            CHECK_NVSHMEM(status, b"nvshmemx_team_init")
-            if team.rail == NVSHMEM_TEAM_INVALID:
-                raise BackendError("NVSHMEM made no team between nodes (NVSHMEM_MAX_TEAMS bounds their number)")
             self._deltas(here, self.exchange.workspace, delta)
             self.exchange.attach(&team.level, slot, place, len(here), delta)
             self.exchange.members[slot] = here
@@ -545,7 +526,7 @@ cdef class NvshmemBackend(Backend):
             team.sums = self.level_sums + slot * (1 + len(set(self.level_of))) * <size_t> LEVEL_BYTES
         except Exception as e:
             error = e
-        agreement.vote("making a team between nodes", error)
+        agreement.vote("preparing a team's kernels between nodes", error)
 
     cdef int reduce_by_levels(self, NvshmemTeam team, int dtype, int op, char *dest, const char *src, size_t count,
                               void *stream) except -1:
@@ -796,9 +777,7 @@ cdef class NvshmemBackend(Backend):
 
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe):
         cdef NvshmemTeam team = NvshmemTeam.__new__(NvshmemTeam)
-        cdef nvshmem_team_config_t config
-        cdef nvshmemx_team_uniqueid_t identifier = 0
-        cdef int status, n = len(pes), index = my_pe
+        cdef int n = len(pes)
         team.set_members(pes, my_pe)
         team.record.state = <void *> team
         if n == self.n_pes and list(pes) == list(range(n)):
@@ -808,27 +787,37 @@ cdef class NvshmemBackend(Backend):
         if self.limited:
             team.handle = NVSHMEM_TEAM_INVALID      # a set of PEs all the same; its collectives raise
             return team
+        team.handle = self._make_team(agreement, "a team", 0, n, my_pe)
+        self._attach_kernels(agreement, team)
+        return team
+
+    cdef nvshmem_team_t _make_team(self, Agreement agreement, str what, int group, int n, int index) except? -2:
+        """NVSHMEM's team of those `n` PEs of the agreement that give the same group, of which this is number `index`."""
+        cdef nvshmem_team_config_t config
+        cdef nvshmemx_team_uniqueid_t identifier = 0
+        cdef nvshmem_team_t handle = NVSHMEM_TEAM_INVALID
+        cdef int status
         error = None
         try:
-            if my_pe == 0:
+            if index == 0:
                 CHECK_NVSHMEM(nvshmem.nvshmemx_team_get_uniqueid(&identifier), b"nvshmemx_team_get_uniqueid")
         except Exception as e:
             error = e
-        agreement.vote("making a team's unique id", error)
+        agreement.vote(f"making the unique id of {what}", error)
+        rows = agreement.gather((group, index, int(identifier)), f"sending the unique id of {what}")
         team_config_initializer(&config)
-        config.uniqueid = agreement.gather(int(identifier), "sending a team's unique id")[0]
+        config.uniqueid = next(row[2] for row in rows if row[:2] == (group, 0))
         try:
             self.gpu.use(self.ordinal)
             with nogil:
-                status = nvshmem.nvshmemx_team_init(&team.handle, &config, NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, n, index)
+                status = nvshmem.nvshmemx_team_init(&handle, &config, NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, n, index)
             CHECK_NVSHMEM(status, b"nvshmemx_team_init")
-            if team.handle == NVSHMEM_TEAM_INVALID:
-                raise BackendError("NVSHMEM made no team (NVSHMEM_MAX_TEAMS bounds their number)")
+            if handle == NVSHMEM_TEAM_INVALID:
+                raise BackendError(f"NVSHMEM did not make {what} (NVSHMEM_MAX_TEAMS bounds their number)")
         except Exception as e:
             error = e
-        agreement.vote("making a team", error)
-        self._attach_kernels(agreement, team)
-        return team
+        agreement.vote(f"making {what}", error)
+        return handle
 
     cdef int destroy_team(self, TeamData team) except -1:
         cdef nvshmem_team_t handle = (<NvshmemTeam> team).handle
