@@ -105,11 +105,12 @@ def test_allreduce_refuses(mpirun, options, reason):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What the training on 1, 2 and 4 PEs of one node, and on 4 of two, has printed and saved."""
-    from nvsym.testing import _simulates_nodes, mpirun
+    from nvsym.testing import mpirun
+    from nvsym.testing._launcher import simulates_nodes
 
     folder = tmp_path_factory.mktemp("digits")
     runs = {}
-    for n, nodes in [(1, 1), (2, 1), (4, 1)] + ([] if _simulates_nodes() else [(4, 2)]):
+    for n, nodes in [(1, 1), (2, 1), (4, 1)] + ([] if simulates_nodes() else [(4, 2)]):
         file = folder / f"weights-{n}-{nodes}.npz"
         job = mpirun(n, EXAMPLES / "data_parallel_digits.py", "--epochs", 12, "--save", file, nodes=nodes, timeout=120)
         with np.load(file) as saved:

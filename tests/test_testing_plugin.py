@@ -16,7 +16,10 @@ import xml.etree.ElementTree
 
 import pytest
 
-from nvsym import _launch, testing  # _launch is imported here so that the sessions in this process share what it found
+from nvsym import _launch  # here, so that the sessions in this process share what it found
+from nvsym.testing import _job, _runner
+from nvsym.testing._launcher import simulates_nodes
+from nvsym.testing._merge import merge
 
 # At the head of every inner test file. `MPI` is only imported where a test runs, as in any test file of this kind.
 PREAMBLE = """
@@ -79,7 +82,7 @@ def is_alive(pid):
 
 
 def needs_nodes():
-    if reason := testing._simulates_nodes():
+    if reason := simulates_nodes():
         pytest.skip(reason)
 
 
@@ -381,7 +384,7 @@ def test_a_death_costs_one_test(run, pytester):
     ids=["dies", "hangs"],
 )
 def test_a_bad_end_of_the_job_is_an_error_of_its_last_test(run, monkeypatch, at_exit, limit, message):
-    monkeypatch.setattr(testing, "EXIT_LIMIT", limit)
+    monkeypatch.setattr(_job, "EXIT_LIMIT", limit)
     result = run(
         f"""
         import atexit
@@ -642,7 +645,7 @@ def test_simulated_nodes(run):
 
 
 def test_simulated_nodes_are_skipped_where_there_are_none(run, monkeypatch):
-    monkeypatch.setattr(testing, "_simulates_nodes", lambda: "simulated nodes: this MPI has none")
+    monkeypatch.setattr(_runner, "simulates_nodes", lambda: "simulated nodes: this MPI has none")
     result = run("@pytest.mark.pes(4, nodes=2)\ndef test_x(): pass\n", "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*simulated nodes: this MPI has none"])
@@ -896,6 +899,6 @@ def test_merge(calls, outcome, xfail):
     item = types.SimpleNamespace(nodeid="f.py::t", location=("f.py", 1, "t"), keywords={})
     per_pe = [[report("setup"), report("call", **kinds[call]), report("teardown")] for call in calls]
     for reports in (per_pe, per_pe[::-1]):
-        setup, call, teardown = testing._merge(item, 2, reports)
+        setup, call, teardown = merge(item, 2, reports)
         assert (setup.outcome, call.outcome, teardown.outcome) == ("passed", outcome, "passed")
         assert hasattr(call, "wasxfail") == xfail
