@@ -229,38 +229,60 @@ def _pairs():
     ]
 
 
-@pytest.fixture(scope="module")
-def jobs(request):
-    """The jobs of all selected cases at one place, some at a time: case -> future of (CompletedJob, files left)."""
-    where = request.param
-    mpi = "openmpi" if where == "openmpi" else "mpich"
-    try:
-        find_launcher(prefer=mpi)
-    except NotAvailableError as error:
-        pytest.skip(f"no {mpi}: {error}")
+class Place:
+    """The jobs of all selected cases at one place, some at a time."""
 
-    def run(case):
+    def __init__(self, where, cases):
+        self.where, self.mpi = where, "openmpi" if where == "openmpi" else "mpich"
+        find_launcher(prefer=self.mpi)
+        self.pool = ThreadPoolExecutor(AT_A_TIME)
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setenv("NVSYM_TEST_MPI", self.mpi)  # for the whole process: one place after the other
+        self.futures = {case: self.pool.submit(self.run, CASES[case]) for case in cases}
+
+    def run(self, case):
         with tempfile.TemporaryDirectory(prefix="nvsym-test-", dir="/dev/shm") as segments:
             done = testing.mpirun(
-                case.n, PROLOGUE + case.code, nodes=2 if where == "two nodes" else 1, timeout=LIMIT, check=False,
+                case.n, PROLOGUE + case.code, nodes=2 if self.where == "two nodes" else 1, timeout=LIMIT, check=False,
                 env={"NVSYM_SHM_DIR": segments, **case.env},
             )  # fmt: skip
             return done, [path.name for path in Path(segments).iterdir()]
 
-    selected = [
-        item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == "test_ends"
-    ]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(AT_A_TIME) as pool:
-        patch.setenv("NVSYM_TEST_MPI", mpi)
-        yield {
-            params["case"]: pool.submit(run, CASES[params["case"]]) for params in selected if params["jobs"] == where
-        }
-        pool.shutdown(cancel_futures=True)
+    def close(self, **options):
+        self.pool.shutdown(**options)
+        self.patch.undo()
 
 
-@pytest.mark.parametrize(("jobs", "case"), _pairs(), indirect=["jobs"])
-def test_ends(jobs, case):
-    done, left = jobs[case].result()
+@pytest.fixture(scope="module")
+def jobs(request):
+    """The result of a case at a place; each job runs once.
+
+    A parametrised fixture would not do: pytest makes it anew for each set of parameters that a test has.
+    """
+    selected: dict = {}
+    for item in request.session.items:
+        if getattr(item, "originalname", "") == "test_ends":
+            selected.setdefault(item.callspec.params["where"], []).append(item.callspec.params["case"])
+    places: dict = {}
+
+    def result(where, case):
+        if where not in places:
+            for place in places.values():
+                place.close()
+            try:
+                places[where] = Place(where, selected[where])
+            except NotAvailableError as error:
+                pytest.skip(f"no {where}: {error}")
+        return places[where].futures[case].result()
+
+    yield result
+    for place in places.values():
+        place.close(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("where", "case"), _pairs())
+def test_ends(jobs, where, case):
+    done, left = jobs(where, case)
     expected = CASES[case]
     if expected.status == "not zero":
         assert done.returncode != 0, done.describe()
