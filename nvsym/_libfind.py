@@ -11,8 +11,6 @@ import ctypes
 import os
 from dataclasses import dataclass
 
-from cuda.pathfinder import load_nvidia_dynamic_lib
-
 from .errors import NotAvailableError
 
 __all__ = ["Library", "LibraryInfo", "find", "loaded_files"]
@@ -152,6 +150,9 @@ def find(title, *, soname, variable, pathfinder_name, install, prefer=None):
     loaded = _already_loaded(soname, stem, prefer)
     if loaded:
         return _library(loaded[0], stem, "the process had loaded it")
+
+    # Late: it takes a sixth of what `import nvsym` takes, and a process that has its library, or needs none, does without.
+    from cuda.pathfinder import load_nvidia_dynamic_lib
 
     tried = [f"loaded in this process: no {stem}*"]
     try:
