@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the C interface does, on any number of PEs and nodes: `check.py NAME` runs one of the functions below on each PE.
+"""What the C interface does, on any number of PEs and nodes: `check.py NAME ...` runs functions below on each PE.
 
-Needs probe, compiled from probe.pyx, on its path. A failed assertion ends the job.
+Each has a context of its own, and its name is printed when it is done. Needs probe, compiled from probe.pyx, on its path.
+A failed assertion ends the job.
 """
 
 import os
@@ -303,10 +304,10 @@ def forked(ctx):
 
 
 if __name__ == "__main__":
-    function = globals()[sys.argv[1]]
-    if sys.argv[1] == "closed":
-        closed()
-    else:
-        with nvsym.SHMEMContext(heap_size="16M") as ctx:
-            function(ctx)
-    print("done")
+    for name in sys.argv[1:]:
+        if name == "closed":
+            closed()
+        else:
+            with nvsym.SHMEMContext(heap_size="16M") as ctx:
+                globals()[name](ctx)
+        print(name, flush=True)
