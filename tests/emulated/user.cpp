@@ -104,7 +104,7 @@ extern "C" int run_meet(u64 seed, int n)
                 wrong += !nvsym::meet_block(pads.peers, me, n, 2 * round); /* all have read */
             }
         }});
-    if (!emulated::run(queues, 20000000))
+    if (!emulated::run(queues, 1000000))
         return fail("the PEs do not meet", n, seed);
     return wrong ? fail("a meeting did not hold", n, seed) : 0;
 }
