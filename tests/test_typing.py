@@ -127,7 +127,11 @@ def test_stubs_say_what_the_package_is(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
     # Mistakes in the modules themselves are for mypy, which `make lint` runs.
     config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\nignore_errors = True\nignore_missing_imports = True\n")
+    # Large libraries, whose types nothing public has, would take two thirds of the time.
+    config.write_text(
+        "[mypy]\nignore_errors = True\nignore_missing_imports = True\n"
+        "[mypy-torch.*,jax.*,matplotlib.*,numba.*,cupy.*,cuda.*,triton.*,sklearn.*]\nfollow_imports = skip\n"
+    )
     result = run(sys.executable, "-m", "mypy.stubtest", "nvsym", "--concise", "--mypy-config-file", config)
     assert "not checking stubs" not in result.stdout + result.stderr, result.stdout + result.stderr
     public = {f"{module}.{name}" for module, name in public_names()}
