@@ -4,4 +4,9 @@
 `ctx`, `mpirun` and the mark `pes` come from the plugin `nvsym.testing`, which the installed package registers.
 """
 
+import os
+
 pytest_plugins = ["pytester"]
+
+# PEs that outnumber the cores: while MPICH waits it would poll a thousand times before it lets another process run.
+os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
