@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -79,6 +80,12 @@ SIMULATED = {
     # In a folder of its own: nvidia-ml-py finds it by the loader's search path, where nothing else should be found.
     "nvml/libnvidia-ml.so.1": ["nvml.c"],
 }
+
+
+def say(text):
+    """A line, in one piece: several threads build."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def jobs():
@@ -153,7 +160,7 @@ class BuildExt(build_ext):
             added = shlex.split(os.environ.get("CFLAGS", "") + " " + os.environ.get("LDFLAGS", ""))
             options = [*simulator_options(name), *added, *map(str, sources)]
             subprocess.run([*compiler, *options, "-o", str(target), "-lm"], check=True)
-            print(f"built {name} ({time.monotonic() - start:.1f} s)", flush=True)
+            say(f"built {name} ({time.monotonic() - start:.1f} s)")
 
     def get_outputs(self):
         return super().get_outputs() + [str(file) for file in self.simulated().values()]
@@ -203,7 +210,7 @@ class BuildExt(build_ext):
         start = time.monotonic()
         super().build_extension(extension)
         if target.stat().st_mtime_ns != before:
-            print(f"built {extension.name} ({time.monotonic() - start:.1f} s)", flush=True)
+            say(f"built {extension.name} ({time.monotonic() - start:.1f} s)")
 
 
 class BuildPy(build_py):

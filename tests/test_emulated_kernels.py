@@ -58,14 +58,6 @@ def test_two_levels(emulated, nodes, local):
         assert emulated.run_levels(ctypes.c_uint64(seed), nodes, local, 20) == 0, emulated.last_message()
 
 
-def test_copies_in_chunks(emulated):
-    """Allreduces whose chunks are sent by two streams and reduced by a third one."""
-    for seed in range(20):
-        assert emulated.run_staged(ctypes.c_uint64(seed), 10, -1) == 0, emulated.last_message()
-    for missing in (0, 1):
-        assert emulated.run_staged(ctypes.c_uint64(missing), 2, missing) == 0, emulated.last_message()
-
-
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_missing_pe_is_named(emulated, n):
     """Every kernel stops within the time limit, and names the one PE that did not come."""

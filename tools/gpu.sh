@@ -142,7 +142,8 @@ run() { # name, PEs, MPS or not, command ...
         stop_mps
         return
     fi
-    timeout --kill-after=20 "$LIMIT" "$@" 2>&1 | tee "$log"
+    # In the foreground a program that a user runs hears his Ctrl-C.
+    timeout ${foreground:+--foreground} --kill-after=20 "$LIMIT" "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
     stop_mps
     closing=$(tail -1 "$log" | sed 's/\x1b\[[0-9;]*m//g; s/^=* *//; s/ *=*$//')
@@ -194,7 +195,7 @@ sanitize() { # tool, title, PEs, -k of pytest, tests ...
     rm -rf "$work"
 }
 
-if [ ${#configurations[@]} -eq 0 ]; then
+if [ "$mode" = bench ] && [ ${#configurations[@]} -eq 0 ]; then
     # Collectives are measured for every power of two of GPUs, so that it can be seen how they scale.
     case $n_gpus in
     1) configurations=(1 2 4) ;;
@@ -226,13 +227,17 @@ test)
     done
     ;;
 run)
-    pes=${configurations[0]:-4} mps=no
+    pes=${configurations[0]:-4} mps=no foreground=yes
+    [[ $pes =~ ^[1-9][0-9]*$ ]] || die "run: $pes is no number of PEs"
+    [ ${#rest[@]} -gt 0 ] || die "run: a script must follow --"
     if [ "$n_gpus" -ge "$pes" ]; then
         CUDA_VISIBLE_DEVICES=$all_gpus
-    elif command -v nvidia-cuda-mps-control >/dev/null; then
+    elif start_mps "$pes"; then
+        stop_mps
         mps=mps
     else
-        echo "PEs that share a GPU need MPS (nvidia-cuda-mps-control), which is not here: $n_gpus PEs in place of $pes"
+        stop_mps
+        echo "PEs that share a GPU need MPS (nvidia-cuda-mps-control), which does not work here: $n_gpus PEs in place of $pes"
         pes=$n_gpus CUDA_VISIBLE_DEVICES=$all_gpus
     fi
     run "$pes PEs: ${rest[*]}" "$pes" "$mps" "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n "$pes" -- "${rest[@]}"

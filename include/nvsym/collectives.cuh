@@ -22,22 +22,18 @@ constexpr int PUSH_THREADS = 512; /* of a pushing block, at most */
 constexpr int PUSH_PACKS = 4;     /* of 16 bytes, that a thread pushes in a step, at most */
 constexpr int PUSH_STEPS = 4;     /* of a launch, at most */
 constexpr int PUSH_STAGES = 2 * PUSH_STEPS;
-constexpr u32 STAGED_FLAGS = 3;                /* chunks that came by either stream, chunks that the peer has taken */
-constexpr u32 NO_FLAG = STAGED_FLAGS;
-constexpr int STAGED_EPOCH = 3 * MAX_BLOCKS; /* where a team's epochs hold the number of chunks of all calls */
 constexpr u32 EMPTY = 0x9e3779b9u; /* what a word of a stage holds while nothing has come */
 constexpr u32 KEYED = 0x85ebca6bu; /* in the first word: the words are those of the operand xor a key */
 
 /* The part of a team's memory that its kernels use, on the symmetric heap; zero at first. */
 struct Pad {
     u32 flags[2][MAX_BLOCKS][MAX_PES]; /* by phase, block, and the PE that stores it */
-    u32 staged[STAGED_FLAGS][MAX_PES]; /* of copies in chunks: the first word of each line */
 };
 
 /* What a launch needs besides its operands. Deltas lead from a symmetric address here to the same one of a member. */
 struct Team {
     int me, n;
-    u32 *epochs;    /* local: [MAX_BLOCKS] of the barriers, [MAX_BLOCKS] of LL, [MAX_BLOCKS] of pushing, chunks */
+    u32 *epochs;    /* local: [MAX_BLOCKS] of the barriers, [MAX_BLOCKS] of LL, [MAX_BLOCKS] of pushing */
     Pad *pad;       /* symmetric */
     char *ll;       /* symmetric: [LL_STAGES][LL_BLOCKS][n][ll_bytes] of data and flags */
     u64 ll_bytes;   /* of one block's lines from one PE */

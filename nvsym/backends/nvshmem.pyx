@@ -39,8 +39,7 @@ from ..backend cimport (
 from ..cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
-    KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_STAGED_TURN, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel,
-    TeamKernels)
+    KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
 from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Distances, ExchangeKernels, Move
 from ..kernels.launch cimport forget_kernels, launch_kernel
 from ..kernels.put cimport PutKernels
@@ -154,7 +153,7 @@ cdef class NvshmemBackend(Backend):
         try:
             self._add_arena(agreement, heap_size)
             self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1, settings["NVSYM_COPY_KERNEL"])
-            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"], heap_size)
+            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"])
         except BaseException:
             self.stop(agreement)
             raise
@@ -398,7 +397,7 @@ cdef class NvshmemBackend(Backend):
             self.main = NULL
         return 0
 
-    def _open_kernels(self, agreement, limit, heap_size):
+    def _open_kernels(self, agreement, limit):
         """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
         self.why_no_kernels = None
         reason = None
@@ -420,7 +419,7 @@ cdef class NvshmemBackend(Backend):
         opened = [cls(self.gpu, self.ordinal, self.n_pes, self.sharing, limit) for cls in (AllreduceKernels, ExchangeKernels)]
         cdef AllreduceKernels kernels
         for kernels in opened:
-            self._open_workspace(agreement, kernels, heap_size)
+            self._open_workspace(agreement, kernels)
         self.kernels, self.exchange = opened
         self.gpu.after_drain = self._raise_failure
         self._open_levels(agreement)
@@ -430,14 +429,11 @@ cdef class NvshmemBackend(Backend):
         self.kernels.check_once()
         self.exchange.check_once()
 
-    def _open_workspace(self, agreement, AllreduceKernels kernels, heap_size):
+    def _open_workspace(self, agreement, AllreduceKernels kernels):
         cdef size_t nbytes
         cdef void *workspace
-        # How many streams make progress side by side, as CUDA's documentation has it.
-        queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-        rows = agreement.gather((kernels.blocks, self.sharing, int(queues) if queues.isdigit() else 8),
-                                "planning the kernels of collectives")
-        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows), min(row[2] for row in rows), heap_size)
+        rows = agreement.gather((kernels.blocks, self.sharing), "planning the kernels of collectives")
+        kernels.agree(min(row[0] for row in rows), max(row[1] for row in rows))
         nbytes = kernels.workspace_bytes()
         with nogil:
             workspace = nvshmem.nvshmem_malloc(nbytes)
@@ -944,10 +940,7 @@ cdef class NvshmemBackend(Backend):
             if algorithm == ALGO_TWO_SHOT:
                 kernel = KERNEL_TWO_SHOT
             elif algorithm == ALGO_ONE_SHOT and kernel != KERNEL_LOW_LATENCY:
-                if self.kernels.pushes(&t.kernels, nbytes):
-                    kernel = KERNEL_PUSH
-                else:
-                    kernel = KERNEL_STAGED_TURN if self.kernels.stages(&t.kernels, nbytes) else KERNEL_ONE_SHOT
+                kernel = KERNEL_PUSH if self.kernels.pushes(&t.kernels, nbytes) else KERNEL_ONE_SHOT
                 if dest == src and kernel == KERNEL_ONE_SHOT:
                     raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
             self.kernels.launch(&t.kernels, kernel, dtype, op, dest, src, count, SIZES[dtype], stream)
@@ -1094,14 +1087,18 @@ cdef class NvshmemBackend(Backend):
                 reason = "no place is left for another team's kernels"
             else:
                 reason = "not all members can address each other's memory"
+            # As reduce() would.
+            if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
+                raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} needs kernels, and there are none: {reason}")
+            if nvshmem.reduce_on_stream[dtype][op] == NULL:
+                raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}, and kernels do not do it: {reason}")
             return "nvshmem", reason, thresholds
         name, reason, thresholds = self.kernels.explain(&t.kernels, nbytes, in_place)
         if algorithm == ALGO_TWO_SHOT:
             return "two_shot", "it was asked for", thresholds
         if algorithm == ALGO_ONE_SHOT:
-            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes) or self.kernels.stages(&t.kernels, nbytes):
-                if name != "low_latency":
-                    name = "push" if self.kernels.pushes(&t.kernels, nbytes) else "staged"
+            if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes):
+                name = "low_latency" if name == "low_latency" else "push"
                 return name, "one_shot was asked for, and this is a form of it without barriers", thresholds
             if in_place:
                 raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")

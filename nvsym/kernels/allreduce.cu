@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The allreduce kernels of one element type and operator, given as NVSYM_T and NVSYM_OP. */
-#include "nvsym/staged.cuh"
+#include "nvsym/collectives.cuh"
 
 typedef NVSYM_T T;
 typedef nvsym::NVSYM_OP Op;
@@ -32,17 +32,4 @@ extern "C" __global__ void __launch_bounds__(512)
 {
     nvsym::await_predecessor();
     nvsym::push<T, Op>(dst, src, count, team);
-}
-
-/* One warp. */
-extern "C" __global__ void __launch_bounds__(32)
-    nvsym_staged_turn(const nvsym::Turn turn, const __grid_constant__ nvsym::Team team)
-{
-    nvsym::staged_turn(turn, team);
-}
-
-extern "C" __global__ void __launch_bounds__(512)
-    nvsym_staged_fold(T *dst, const T *src, const T *slot, nvsym::u64 count, const __grid_constant__ nvsym::Team team)
-{
-    nvsym::staged_fold<T, Op>(dst, src, slot, count, team);
 }

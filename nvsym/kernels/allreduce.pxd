@@ -3,7 +3,6 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CUfunction, CUstream
-from .staged cimport StagedCopies
 from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
 
 cdef enum:
@@ -16,16 +15,13 @@ cdef enum:
     PUSH_STAGES  = 2 * PUSH_STEPS
     PUSH_PACKS   = 4
     PUSH_EMPTY   = 0x9e3779b9
-    STAGED_FLAGS = 3
-    PAD_BYTES    = (2 * MAX_BLOCKS + STAGED_FLAGS) * MAX_PES * 4
+    PAD_BYTES    = 2 * MAX_BLOCKS * MAX_PES * 4
 
 cdef enum Kernel:
     KERNEL_ONE_SHOT = 0
     KERNEL_TWO_SHOT
     KERNEL_LOW_LATENCY
     KERNEL_PUSH
-    KERNEL_STAGED_TURN  # names the algorithm, too
-    KERNEL_STAGED_FOLD
     KERNEL_COUNT
 
 # nvsym::Team of include/nvsym/collectives.cuh.
@@ -66,7 +62,6 @@ cdef class AllreduceKernels:
     cdef size_t      slot_bytes
     cdef size_t      ll_bytes       # data and flags of one block from one PE
     cdef size_t      push_bytes     # what the team of the first slot has to push to; 0: it does not push
-    cdef StagedCopies staged        # or None
     cdef char *      workspace      # symmetric
     cdef uint32_t *  epochs         # local
     cdef uint32_t *  failure        # pinned: [1 + MAX_PES], see nvsym::Team
@@ -79,7 +74,7 @@ cdef class AllreduceKernels:
     cdef CUfunction  functions[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][KERNEL_COUNT]
     cdef readonly double compile_seconds
 
-    cdef int agree(self, int blocks, int sharing, int queues, size_t heap_size)
+    cdef int agree(self, int blocks, int sharing)
     cdef size_t workspace_bytes(self)
     cdef int open(self, void *workspace) except -1
     cdef int close(self) except -1
@@ -91,9 +86,8 @@ cdef class AllreduceKernels:
     cdef int check_once(self) except -1
     cdef int follow(self, TeamKernels *team, CUstream stream) except -1
     cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place)
-    cdef bint early(self, unsigned int blocks, unsigned int threads) noexcept nogil
+    cdef bint early(self, Kernel kernel, unsigned int blocks, unsigned int threads) noexcept nogil
     cdef size_t most_pushed(self) noexcept nogil
-    cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,

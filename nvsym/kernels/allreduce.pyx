@@ -36,9 +36,8 @@ cdef enum:
     PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
     PUSH_MOST      = 12 << 20   # bytes from which reading in shares is as fast
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
-    EPOCHS         = 3 * MAX_BLOCKS + 32
-    STAGED_QUEUES  = 3          # hardware queues that copies in chunks need: one for each stream
-    EARLY_THREADS  = 256        # per processor, of its 2048
+    EPOCHS         = 3 * MAX_BLOCKS
+    EARLY_THREADS  = 512        # of low latency per processor, of its 2048
 
 
 # By enum Launched.
@@ -74,22 +73,18 @@ cdef class AllreduceKernels:
         self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
-    cdef int agree(self, int blocks, int sharing, int queues, size_t heap_size):
-        """Take what all PEs have agreed on: the fewest blocks and queues of one PE, the most PEs that share a GPU, the heap's size."""
+    cdef int agree(self, int blocks, int sharing):
+        """Take what all PEs have agreed on: the fewest blocks that one has, and the most PEs that share a GPU."""
         self.blocks = blocks
         # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
         push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and 2 <= self.n_pes <= PUSH_PES
         if push:
             self.push_bytes = <size_t> (self.n_pes - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
-            # What is smaller cannot hold operands for which the slots would be worth their memory.
-            staged = StagedCopies(self.gpu, self.ordinal)
-            if queues >= STAGED_QUEUES and heap_size > staged.least:
-                self.staged = staged
         return 0
 
     cdef size_t workspace_bytes(self):
         """Symmetric memory that `open` needs, zeroed by it; the caller meets the other PEs before the first launch."""
-        return SLOTS * self.slot_bytes + self.push_bytes + (0 if self.staged is None else self.staged.slot_bytes())
+        return SLOTS * self.slot_bytes + self.push_bytes
 
     cdef int open(self, void *workspace) except -1:
         cdef CUstream side = self.gpu.side_stream(self.ordinal)
@@ -102,13 +97,9 @@ cdef class AllreduceKernels:
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> self.epochs, 0, nbytes, side), b"cuMemsetD8Async")
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
-        if self.staged is not None:
-            self.staged.open(self.workspace + SLOTS * self.slot_bytes + self.push_bytes)
         return 0
 
     cdef int close(self) except -1:
-        if self.staged is not None:
-            self.staged.close()
         for module in self.modules:
             CHECK_CUDA(cuda.cuModuleUnload(<CUmodule> <size_t> module), b"cuModuleUnload")
         self.modules = []
@@ -205,8 +196,6 @@ cdef class AllreduceKernels:
             return KERNEL_LOW_LATENCY
         if self.pushes(team, nbytes):
             return KERNEL_PUSH
-        if self.stages(team, nbytes):
-            return KERNEL_STAGED_TURN
         if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return KERNEL_ONE_SHOT
         return KERNEL_TWO_SHOT
@@ -225,31 +214,27 @@ cdef class AllreduceKernels:
         elif team.args.n == 2 and lines < ONE_SHOT_BELOW:
             thresholds["one_shot"] = f"above that and below {format_size(ONE_SHOT_BELOW)}, not in place"
         thresholds["two_shot"] = "above that"
-        if pushing and self.staged is not None:
-            thresholds["staged"] = f"from {format_size(self.staged.least)}"
         if kernel == KERNEL_LOW_LATENCY:
             return "low_latency", "data and flags travel in the same stores, without a barrier", thresholds
         if kernel == KERNEL_PUSH:
             return "push", "two PEs on a link: stores that tell by themselves that they have come, without a barrier", thresholds
-        if kernel == KERNEL_STAGED_TURN:
-            return "staged", "two PEs on a link: copy engines send chunks, and each PE reduces them", thresholds
         if kernel == KERNEL_ONE_SHOT:
             return "one_shot", "two PEs read each other's operand faster than they could hand shares around", thresholds
         if in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
             return "two_shot", "in place: each element is read and written by one PE only", thresholds
         return "two_shot", "each PE reduces a share and stores it to all, which moves the fewest bytes", thresholds
 
-    cdef bint early(self, unsigned int blocks, unsigned int threads) noexcept nogil:
+    cdef bint early(self, Kernel kernel, unsigned int blocks, unsigned int threads) noexcept nogil:
         """Whether a launch is so small that one more of its kind may wait on the processors.
 
-        Blocks that wait for other PEs must all find their places, whatever waits there for its turn: so what waits has an
-        eighth of the places of this PE at most; a quarter if it is of low latency, which has few registers.
+        Blocks that wait for other PEs must all find their places, whatever waits there for its turn. What waits holds a quarter of a
+        processor's registers at most: kernels of low latency have few, and those that push are bounded to a block of 128 threads.
         """
-        return self.overlap and blocks * threads <= EARLY_THREADS * <unsigned int> self.blocks
-
-    cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept:
-        """Whether copy engines send so much in chunks."""
-        return team.args.push != NULL and self.staged is not None and nbytes >= self.staged.least
+        if not self.overlap:
+            return False
+        if kernel == KERNEL_LOW_LATENCY:
+            return blocks * threads <= EARLY_THREADS * <unsigned int> self.blocks
+        return kernel == KERNEL_PUSH and threads <= PUSH_SPREAD
 
     cdef size_t most_pushed(self) noexcept nogil:
         return min(<size_t> PUSH_MOST, self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS))
@@ -286,16 +271,7 @@ cdef class AllreduceKernels:
             blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
         if stream != team.last:
             self.follow(team, stream)
-        if kernel == KERNEL_STAGED_TURN:
-            return self.staged.enqueue(self.functions[dtype][op][<int> KERNEL_STAGED_TURN],
-                                       self.functions[dtype][op][<int> KERNEL_STAGED_FOLD], &team.args,
-                                       team.args.delta[1 - team.args.me], self.blocks, <char *> dst, <const char *> src, nbytes,
-                                       itemsize, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
-        if kernel == KERNEL_LOW_LATENCY:
-            work = threads // 2
-        else:
-            work = threads
         with nogil:
-            launch_own(function, blocks, threads, arguments, stream, self.early(blocks, <unsigned int> work))
+            launch_own(function, blocks, threads, arguments, stream, self.early(kernel, blocks, threads))
         return 0

@@ -16,7 +16,7 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
-    LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, PAD_BYTES, AllreduceKernels,
+    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, PAD_BYTES, AllreduceKernels,
     TeamKernels)
 from .launch cimport launch_own
 
@@ -39,7 +39,7 @@ cdef class ExchangeKernels(AllreduceKernels):
         self.ll_bytes = 16 * LL_LINES
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
-    cdef int agree(self, int blocks, int sharing, int queues, size_t heap_size):
+    cdef int agree(self, int blocks, int sharing):
         self.blocks = blocks
         return 0
 
@@ -172,5 +172,5 @@ cdef int launch(ExchangeKernels self, TeamKernels *team, TeamKernels *order, CUf
     arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &first, &second
     arguments[5] = &team.args
     with nogil:
-        launch_own(function, blocks, threads, arguments, stream, self.early(blocks, threads))
+        launch_own(function, blocks, threads, arguments, stream, lines and self.early(KERNEL_LOW_LATENCY, blocks, threads))
     return 0

@@ -22,6 +22,7 @@ from ..libcuda cimport (
 
 cdef enum:
     THREADS      = 512          # of a block
+    EARLY_BLOCKS = 4            # that may wait on the processors for the kernel before them to end
     BLOCKS       = 32           # at most: few bytes need no more, and others need processors
     # The table: bytes up to which a kernel is faster than NVSHMEM's own call.
     PUT_UP_TO    = 256 << 10
@@ -97,7 +98,7 @@ cdef class PutKernels:
             return 0
         arguments[0], arguments[1], arguments[2] = &dst, &src, &count
         with nogil:
-            launch_own(self.copy, blocks, threads, arguments, stream, self.overlap)
+            launch_own(self.copy, blocks, threads, arguments, stream, self.overlap and blocks <= EARLY_BLOCKS)
         return 0
 
     cdef int put_signal(self, void *dst, const void *src, size_t nbytes, uint64_t *signal, uint64_t value, bint add,

@@ -7,7 +7,6 @@
 #include "nvsym/exchange.cuh"
 #include "nvsym/levels.cuh"
 #include "nvsym/multimem_allreduce.cuh"
-#include "nvsym/staged.cuh"
 
 #include <cstdio>
 #include <sys/mman.h>
@@ -29,7 +28,7 @@ struct Pe {
     Pad *pad;
     char *ll;
     char *push;
-    std::vector<u32> epochs = std::vector<u32>(STAGED_EPOCH + 1);
+    std::vector<u32> epochs = std::vector<u32>(3 * MAX_BLOCKS);
     u32 failure[64] = {};
     Team team;
     Distances distances;
@@ -270,97 +269,6 @@ extern "C" int run_levels(uint64_t seed, int nodes, int local, int operations)
     }
     if (!emulated::run(job.queues, 1ull << 32)) {
         snprintf(message, sizeof(message), "the kernels wait for each other");
-        return 1;
-    }
-    return job.error.empty() ? 0 : 1;
-}
-
-constexpr u32 SLOTS = 4;
-
-/* Allreduces of two PEs in chunks, enqueued on three streams as nvsym/kernels/staged.pyx does it. `missing`: a PE that does nothing,
- * or -1. */
-extern "C" int run_staged(uint64_t seed, int operations, int missing)
-{
-    random_bits.seed(seed);
-    Job job(2, missing < 0 ? 0 : 5000);
-    job.queues.resize(6); /* of PE p: p, and the lanes 2 + 2 p and 3 + 2 p */
-    std::vector<int> recorded[6];
-    for (int k = 0; k < operations; k++) {
-        Operation o{TWO_SHOT, 0, false, 1 + (unsigned)(random_bits() % 3), 8, HEAP / 2 / sizeof(T), random_bits() % 8, 1};
-        const u64 chunk = 64, stride = chunk + 16;
-        o.count = 1 + random_bits() % 300;
-        if (random_bits() % 3 == 0)
-            o.dst = o.src;
-        else
-            o.dst += random_bits() % 2 ? o.src : 1;
-        const u64 data = random_bits() >> 20, nbytes = o.count * sizeof(T);
-        const u32 n = (u32)((nbytes + chunk - 1) / chunk);
-        for (int me = 0; me < 2; me++) {
-            if (me == missing)
-                continue;
-            Pe &pe = job.pes[me];
-            char *dst = (char *)((T *)pe.heap + o.dst);
-            const char *src = (const char *)((T *)pe.heap + o.src);
-            char *slots = pe.heap + HEAP * 3 / 4;
-            auto order = [&](int before, int after) { /* an event: recorded on a queue, waited for on another */
-                std::vector<int> &events = recorded[before];
-                const size_t event = events.size();
-                events.push_back(0);
-                job.launch(before, 1, 1, [&events, event] { events[event] = 1; });
-                job.launch(after, 1, 1, [&events, event] {
-                    while (!events[event])
-                        emulated::leave();
-                });
-            };
-            auto take_turn = [&](int queue, u32 told, u32 tell, u32 awaited, u32 chunks, u32 done) {
-                const Turn turn{told, tell, awaited, chunks, done};
-                job.launch(queue, 1, 4, [&pe, turn] { staged_turn(turn, pe.team); });
-            };
-            job.launch(me, 1, 1, [&pe, o, data, me] {
-                for (u64 i = 0; i < o.count; i++)
-                    ((T *)pe.heap)[o.src + i] = value(data, me, i);
-            });
-            order(me, 2 + 2 * me);
-            order(me, 3 + 2 * me);
-            for (u32 i = 0; i < n; i++) {
-                const u32 lane = i % 2;
-                const int queue = 2 + 2 * me + (int)lane;
-                const u64 size = nbytes - i * chunk < chunk ? nbytes - i * chunk : chunk;
-                char *slot = slots + i % SLOTS * stride + ((u64)src & 15u);
-                take_turn(queue, i >= 2 ? lane : NO_FLAG, i - 1, 2, i >= SLOTS ? i - SLOTS + 1 : 0, 0);
-                job.launch(queue, 1, 1, [slot, src, size, i, chunk, &pe, me] {
-                    for (u64 b = 0; b < size; b++) {
-                        at(slot, pe.team, 1 - me)[b] = src[i * chunk + b];
-                        emulated::maybe_leave();
-                    }
-                });
-                order(queue, me);
-                if (i + 2 >= n)
-                    take_turn(queue, lane, i + 1, NO_FLAG, 0, 0);
-                take_turn(me, i ? 2 : NO_FLAG, i, lane, i + 1, 0);
-                job.launch(me, o.grid, o.threads, [=, &pe] {
-                    staged_fold<T, Sum>((T *)(dst + i * chunk), (const T *)(src + i * chunk), (const T *)slot, size / sizeof(T), pe.team);
-                });
-            }
-            order(2 + 2 * me, me);
-            order(3 + 2 * me, me);
-            take_turn(me, 2, n, NO_FLAG, 0, n);
-            job.launch(me, 1, 1, [&pe, &job, o, data, me, k] {
-                for (u64 i = 0; i < o.count && job.error.empty() && job.pes[me].failure[0] == 0; i++)
-                    if (memcmp((T *)pe.heap + o.dst + i, std::vector<T>{expected(o, data, me, 2, i)}.data(), sizeof(T))) {
-                        snprintf(message, sizeof(message), "operation %d of %llu elements on PE %d: element %llu is %g, not %g", k, o.count,
-                                 me, i, (double)((T *)pe.heap)[o.dst + i], (double)expected(o, data, me, 2, i));
-                        job.error = message;
-                    }
-            });
-        }
-    }
-    if (!emulated::run(job.queues, missing < 0 ? 1ull << 32 : 1ull << 26)) {
-        snprintf(message, sizeof(message), "the kernels wait for each other");
-        return 1;
-    }
-    if (missing >= 0 && (job.pes[1 - missing].failure[0] != 1 || job.pes[1 - missing].failure[1 + missing] != 1)) {
-        snprintf(message, sizeof(message), "PE %d is missing and is not named", missing);
         return 1;
     }
     return job.error.empty() ? 0 : 1;
