@@ -19,10 +19,10 @@ say = @echo "== $(1)"
 
 # The CUDA of the driver, where there is a GPU, and what nvsym needs for it.
 ifneq ($(filter run,$(MAKECMDGOALS)),)
-CUDA := $(shell timeout 20 nvidia-smi -L >/dev/null 2>&1 && timeout 20 nvidia-smi | sed -n 's/.*CUDA Version: *\([0-9][0-9]*\).*/\1/p' | head -1)
+CUDA := $(shell [ -z "$${CUDA_VISIBLE_DEVICES-all}" ] || timeout 20 nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9][0-9]*\).*/\1/p' | head -1)
 endif
 # GPUs that the user hides, and drivers for CUDA 11, leave host memory.
-GPU := $(if $(filter-out 11,$(CUDA)),$(if $(filter-out x,x$(CUDA_VISIBLE_DEVICES))$(filter undefined,$(origin CUDA_VISIBLE_DEVICES)),$(if $(filter 12,$(CUDA)),cu12,cu13)))
+GPU := $(if $(filter-out 11,$(CUDA)),$(if $(filter 12,$(CUDA)),cu12,cu13))
 # A program on NP PEs: on the GPUs, else in host memory.
 ON_PES = $(if $(GPU),NVSYM_TEST_MPI=$(MPI) PYTHON=$(PY) bash tools/gpu.sh run $(NP) --,$(LAUNCH) -n $(NP) --)
 

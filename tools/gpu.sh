@@ -227,20 +227,17 @@ test)
     done
     ;;
 run)
-    pes=${configurations[0]:-4} mps=no foreground=yes
+    pes=${configurations[0]:-4} foreground=yes
     [[ $pes =~ ^[1-9][0-9]*$ ]] || die "run: $pes is no number of PEs"
     [ ${#rest[@]} -gt 0 ] || die "run: a script must follow --"
     if [ "$n_gpus" -ge "$pes" ]; then
         CUDA_VISIBLE_DEVICES=$all_gpus
-    elif start_mps "$pes"; then
-        stop_mps
-        mps=mps
-    else
+    elif ! start_mps "$pes"; then # else run() stops it
         stop_mps
         echo "PEs that share a GPU need MPS (nvidia-cuda-mps-control), which does not work here: $n_gpus PEs in place of $pes"
         pes=$n_gpus CUDA_VISIBLE_DEVICES=$all_gpus
     fi
-    run "$pes PEs: ${rest[*]}" "$pes" "$mps" "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n "$pes" -- "${rest[@]}"
+    run "$pes PEs: ${rest[*]}" "$pes" no "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n "$pes" -- "${rest[@]}"
     ;;
 soak)
     run "soak, 2 PEs, MPS" 2 mps "$PYTHON" -m nvsym._launch --mpi "$NVSYM_TEST_MPI" -n 2 -- tools/soak.py ${rest[@]+"${rest[@]}"}

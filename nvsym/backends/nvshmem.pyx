@@ -947,13 +947,8 @@ cdef class NvshmemBackend(Backend):
             return self.gpu.mark(stream)
         if t.level.slot >= 0 and algorithm == ALGO_AUTO and self.has_kernel(dtype, op):
             return self.reduce_by_levels(t, dtype, op, <char *> dest, <const char *> src, count, stream)
-        if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
-            if team.n_pes > 1:
-                raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} needs members that address each other's memory, and a place "
-                                 "for the team's kernels; use 'auto'")
+        self.check_without_kernels(team, dtype, op, algorithm)
         if nvshmem.reduce_on_stream[dtype][op] == NULL:
-            if team.n_pes > 1:
-                raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}, and the team has no kernels")
             if dest != src:
                 CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dest, <CUdeviceptr> src, count * SIZES[dtype], stream),
                            b"cuMemcpyAsync")
@@ -962,6 +957,17 @@ cdef class NvshmemBackend(Backend):
             status = nvshmem.reduce_on_stream[dtype][op](handle, dest, src, count, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_reduce_on_stream")
         return self.gpu.mark(stream)
+
+    cdef int check_without_kernels(self, TeamData team, int dtype, int op, int algorithm) except -1:
+        """That NVSHMEM can do what a team without kernels for it is asked for; one PE alone needs neither."""
+        if team.n_pes == 1:
+            return 0
+        if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
+            raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} needs members that address each other's memory, and a place "
+                             "for the team's kernels; use 'auto'")
+        if nvshmem.reduce_on_stream[dtype][op] == NULL:
+            raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}, and the team has no kernels")
+        return 0
 
     cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,
                            void *stream, object keep) except -1:
@@ -1087,11 +1093,7 @@ cdef class NvshmemBackend(Backend):
                 reason = "no place is left for another team's kernels"
             else:
                 reason = "not all members can address each other's memory"
-            # As reduce() would.
-            if algorithm == ALGO_ONE_SHOT or algorithm == ALGO_TWO_SHOT:
-                raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} needs kernels, and there are none: {reason}")
-            if nvshmem.reduce_on_stream[dtype][op] == NULL:
-                raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reduction of {DTYPES[dtype].name}, and kernels do not do it: {reason}")
+            self.check_without_kernels(team, dtype, op, algorithm)
             return "nvshmem", reason, thresholds
         name, reason, thresholds = self.kernels.explain(&t.kernels, nbytes, in_place)
         if algorithm == ALGO_TWO_SHOT:
