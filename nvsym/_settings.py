@@ -90,8 +90,12 @@ def _parse_seconds(text):
     return value
 
 
+def _parse_optional_size(text):
+    return 0 if text.strip() == "0" else parse_size(text)
+
+
 def _parse_copy_limit(text):
-    return None if text == "auto" else 0 if text.strip() == "0" else parse_size(text)
+    return None if text == "auto" else _parse_optional_size(text)
 
 
 def _parse_choice(*choices):
@@ -137,6 +141,13 @@ SETTINGS = {
             _parse_copy_limit,
             None,
             "bytes up to which a kernel does put, get and put_signal on GPUs; 0: never, auto: by a table",
+        ),
+        Setting(
+            "NVSYM_STAGE_SIZE",
+            _parse_optional_size,
+            64 << 20,
+            "each of the two stages by which two PEs on a link reduce large operands; 0: none",
+            format_size,
         ),
         Setting("NVSYM_DISABLE_MULTICAST", _parse_bool, False, "never make a multicast call"),
         Setting(

@@ -66,25 +66,60 @@ def test_a_missing_pe_is_named(emulated, n):
             assert emulated.run_missing(ctypes.c_uint64(kind), n, kind, missing) == 0, emulated.last_message()
 
 
+def test_staged(emulated):
+    """Two PEs that copy and reduce: sizes of one stage and of several, alignments, in place, words that look like empty ones."""
+    for seed in range(20):
+        assert emulated.run_staged(ctypes.c_uint64(seed), 30, -1) == 0, emulated.last_message()
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_staged_with_a_late_pe(emulated, behind):
+    """Both fail, each naming the other: nobody takes a stage that was given up for one that has come."""
+    for seed in range(10):
+        assert emulated.run_staged(ctypes.c_uint64(seed), 3, behind) == 0, emulated.last_message()
+
+
 # What is taken out of a kernel, and has to be noticed.
 DAMAGES = {
-    "the barrier before fcollect stores to the others": ("if (meet(t, 0, epoch)) { /* all are done with", "{ /*"),
-    "the barrier after reduce_scatter has read": ("meet(t, 1, epoch); /* all are done with the operands */", ""),
-    "the barrier between the shares of a broadcast": ("if (k == 0 && !meet(t, 1, epoch))", "if (false)"),
+    "the barrier before fcollect stores to the others": (
+        "exchange",
+        "if (meet(t, 0, epoch)) { /* all are done with",
+        "{ /*",
+    ),
+    "the barrier after reduce_scatter has read": (
+        "exchange",
+        "meet(t, 1, epoch); /* all are done with the operands */",
+        "",
+    ),
+    "the barrier between the shares of a broadcast": ("exchange", "if (k == 0 && !meet(t, 1, epoch))", "if (false)"),
+    "that the peer has seen what is overwritten": (
+        "staged",
+        "if (stage.in_place)\n            here = agree_on_seen(stage, t, ++seen, here);\n#pragma unroll",
+        "#pragma unroll",
+    ),
+    "that the peer's stage is empty again": (
+        "staged",
+        "while (here && (int)(load_acquire(emptied) - round) < 0)",
+        "while (false)",
+    ),
+    "that a word is one that means nothing has come": ("staged", "if (mark)\n", "if (false)\n"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_emulation_notices(tmp_path, damage):
-    before, after = DAMAGES[damage]
+    name, before, after = DAMAGES[damage]
     (tmp_path / "nvsym").mkdir()
     for header in (INCLUDE / "nvsym").glob("*.cuh"):
         (tmp_path / "nvsym" / header.name).write_text(header.read_text())
-    header = tmp_path / "nvsym" / "exchange.cuh"
+    header = tmp_path / "nvsym" / f"{name}.cuh"
     assert header.read_text().count(before) == 1
     header.write_text(header.read_text().replace(before, after))
     emulated = build(tmp_path, tmp_path)
-    assert any(emulated.run_random(ctypes.c_uint64(seed), n, 50) for seed in range(20) for n in (3, 4))
+    if name == "staged":
+        assert any(emulated.run_staged(ctypes.c_uint64(seed), 30, -1) for seed in range(60))
+    else:
+        assert any(emulated.run_random(ctypes.c_uint64(seed), n, 50) for seed in range(20) for n in (3, 4))
 
 
 def pointer(array):

@@ -130,6 +130,8 @@ def test_defaults():
         ("NVSYM_SPIN", "0", 0),
         ("NVSYM_ALLREDUCE_ALGORITHM", "two_shot", "two_shot"),
         ("NVSYM_CACHE_DIR", "/some/where", "/some/where"),
+        ("NVSYM_STAGE_SIZE", "0", 0),
+        ("NVSYM_STAGE_SIZE", "8M", 8 << 20),
         ("NVSYM_COPY_KERNEL", "auto", None),
         ("NVSYM_COPY_KERNEL", "0", 0),
         ("NVSYM_COPY_KERNEL", "64K", 64 << 10),

@@ -567,13 +567,17 @@ template <class T, class Op, int C> __device__ __forceinline__ void push_steps(T
     const u32 turn = *last;
     char *stages = t.push + thread * 16;
     Patience patience(t);
-    for (u32 s = 1; s <= steps; s++)
-        push_step<T, C>(src, first + (s - 1) * stride * C, stride, packs, count, aligned,
-                        stages + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s, t);
     bool here = true;
-    for (u32 s = 1; s <= steps && here; s++)
-        here = take_step<T, Op, C>(dst, src, first + (s - 1) * stride * C, stride, packs, count, aligned, to_aligned,
-                                   stages + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s, t, patience);
+    /* What is pushed in a step is on its way while the step before is taken. */
+    for (u32 s = 1; s <= steps + 1; s++) {
+        const u64 i = first + (s - 1) * stride * C;
+        if (s <= steps)
+            push_step<T, C>(src, i, stride, packs, count, aligned, stages + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer,
+                            turn + s, t);
+        if (s > 1 && here)
+            here = take_step<T, Op, C>(dst, src, i - stride * C, stride, packs, count, aligned, to_aligned,
+                                       stages + (turn + s - 1) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s - 1, t, patience);
+    }
     __syncthreads();
     if (threadIdx.x == 0)
         *last = turn + steps;

@@ -229,6 +229,10 @@ __device__ __forceinline__ void store_words(void *p, Words v)
                  : "memory");
 }
 
+/* A byte that a peer polls, or stores. */
+__device__ __forceinline__ u32 load_byte(const u8 *p) { return *(const volatile u8 *)p; }
+__device__ __forceinline__ void store_byte(u8 *p, u32 v) { *(volatile u8 *)p = (u8)v; }
+
 __device__ __forceinline__ u32 load_acquire(const u32 *p)
 {
     u32 v;

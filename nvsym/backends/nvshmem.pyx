@@ -116,6 +116,7 @@ cdef class NvshmemBackend(Backend):
     cdef bint        started
     cdef AllreduceKernels kernels       # None: the collectives are NVSHMEM's
     cdef ExchangeKernels exchange
+    cdef void *      stages             # of allreduces by copy engines; NULL: there are none
     cdef PutKernels  puts
     cdef list        level_of           # the number of each PE's node, or what tests take for it
     cdef char *      level_sums         # symmetric: what the teams over several nodes have for their sums, or NULL
@@ -153,7 +154,7 @@ cdef class NvshmemBackend(Backend):
         try:
             self._add_arena(agreement, heap_size)
             self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1, settings["NVSYM_COPY_KERNEL"])
-            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"])
+            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"], settings["NVSYM_STAGE_SIZE"])
         except BaseException:
             self.stop(agreement)
             raise
@@ -380,6 +381,9 @@ cdef class NvshmemBackend(Backend):
                 self._free(<size_t> (<AllreduceKernels> kernels).workspace)
                 (<AllreduceKernels> kernels).close()
             self.kernels = self.exchange = None
+        if self.stages != NULL:
+            self._free(<size_t> self.stages)
+            self.stages = NULL
         if self.level_sums != NULL:
             self._free(<size_t> self.level_sums)
             self.level_sums = NULL
@@ -397,7 +401,7 @@ cdef class NvshmemBackend(Backend):
             self.main = NULL
         return 0
 
-    def _open_kernels(self, agreement, limit):
+    def _open_kernels(self, agreement, limit, stage_size):
         """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
         self.why_no_kernels = None
         reason = None
@@ -422,6 +426,7 @@ cdef class NvshmemBackend(Backend):
             self._open_workspace(agreement, kernels)
         self.kernels, self.exchange = opened
         self.gpu.after_drain = self._raise_failure
+        self._open_stages(agreement, stage_size)
         self._open_levels(agreement)
 
     def _raise_failure(self):
@@ -445,6 +450,31 @@ cdef class NvshmemBackend(Backend):
         except Exception as e:
             error = e
         agreement.vote("opening the kernels of collectives", error)
+
+    def _open_stages(self, agreement, size):
+        """Memory for what copy engines send, where all have room for it; without it large allreduces take another way."""
+        cdef size_t nbytes
+        error = None
+        try:
+            nbytes = self.kernels.stage_bytes(size)
+            if nbytes == 0 or not (self._can_reach(list(range(self.n_pes))) and self.room_for(nbytes)):
+                size = 0
+        except Exception as e:
+            error = e
+        agreement.vote("planning the stages of allreduces", error)
+        size = min(agreement.gather(size, "planning the stages of allreduces"))
+        if size == 0:
+            return
+        nbytes = self.kernels.stage_bytes(size)
+        with nogil:
+            self.stages = nvshmem.nvshmem_malloc(nbytes)
+        try:
+            if self.stages == NULL:
+                raise HeapExhaustedError(f"nvshmem_malloc({nbytes}) for the stages of allreduces returned NULL")
+            self.kernels.open_stages(size, self.stages)
+        except Exception as e:
+            error = e
+        agreement.vote("opening the stages of allreduces", error)
 
     def _attach_kernels(self, agreement, NvshmemTeam team):
         """Give a team its part of the kernels' workspace, if its members can address each other and there is one left."""

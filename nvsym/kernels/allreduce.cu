@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The allreduce kernels of one element type and operator, given as NVSYM_T and NVSYM_OP. */
-#include "nvsym/collectives.cuh"
+#include "nvsym/staged.cuh"
 
 typedef NVSYM_T T;
 typedef nvsym::NVSYM_OP Op;
@@ -32,4 +32,12 @@ extern "C" __global__ void __launch_bounds__(512)
 {
     nvsym::await_predecessor();
     nvsym::push<T, Op>(dst, src, count, team);
+}
+
+/* Two blocks fit on a processor, of which it has one: so copies that are kernels of the driver find a place, too. */
+extern "C" __global__ void __launch_bounds__(512, 2)
+    nvsym_staged(T *dst, const T *src, nvsym::u64 count, const nvsym::Stage stage, const __grid_constant__ nvsym::Team team)
+{
+    nvsym::await_predecessor();
+    nvsym::staged<T, Op>(dst, src, count, stage, team);
 }

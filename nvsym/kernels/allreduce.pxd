@@ -4,17 +4,16 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CUfunction, CUstream
 from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
+from .staged cimport MAX_BLOCKS, StagedCopies
 
 cdef enum:
     MAX_PES     = 32    # of a team that uses the kernels
-    MAX_BLOCKS  = 256
     LL_STAGES   = 2
     LL_BLOCKS   = 128
     PUSH_THREADS = 512
     PUSH_STEPS   = 4
     PUSH_STAGES  = 2 * PUSH_STEPS
     PUSH_PACKS   = 4
-    PUSH_EMPTY   = 0x9e3779b9
     PAD_BYTES    = 2 * MAX_BLOCKS * MAX_PES * 4
 
 cdef enum Kernel:
@@ -22,6 +21,7 @@ cdef enum Kernel:
     KERNEL_TWO_SHOT
     KERNEL_LOW_LATENCY
     KERNEL_PUSH
+    KERNEL_STAGED
     KERNEL_COUNT
 
 # nvsym::Team of include/nvsym/collectives.cuh.
@@ -67,6 +67,9 @@ cdef class AllreduceKernels:
     cdef uint32_t *  failure        # pinned: [1 + MAX_PES], see nvsym::Team
     cdef uint64_t    limit_ns
     cdef object      free_slots
+    cdef StagedCopies staged        # of the team of the first slot, or None
+    cdef size_t      staged_from    # bytes
+    cdef str         broken         # an operation that was enqueued in part, or None
     cdef dict        members        # slot -> the world numbers of the team's PEs
     cdef bint        overlap        # small kernels may be launched while the one before them runs
     cdef bint        reported       # the failure has been raised
@@ -77,6 +80,8 @@ cdef class AllreduceKernels:
     cdef int agree(self, int blocks, int sharing)
     cdef size_t workspace_bytes(self)
     cdef int open(self, void *workspace) except -1
+    cdef size_t stage_bytes(self, size_t size)
+    cdef int open_stages(self, size_t size, void *memory) except -1
     cdef int close(self) except -1
     cdef int attach(self, TeamKernels *team, int slot, int me, int n, const int64_t *delta) except -1
     cdef int detach(self, TeamKernels *team) except -1
@@ -88,7 +93,10 @@ cdef class AllreduceKernels:
     cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place)
     cdef bint early(self, Kernel kernel, unsigned int blocks, unsigned int threads) noexcept nogil
     cdef size_t most_pushed(self) noexcept nogil
+    cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
                     size_t itemsize, CUstream stream) except -1
+    cdef int launch_staged(self, TeamKernels *team, CUfunction function, char *dst, const char *src, size_t nbytes, size_t itemsize,
+                           CUstream stream) except -1

@@ -10,14 +10,15 @@ from libc.string cimport memset
 import os
 import time
 
-from .._settings import format_size
+from .._settings import format_size, parse_size
 from ..dtypes import DTYPES, OPS
-from ..errors import PeerTimeoutError
+from ..errors import BackendError, PeerTimeoutError
 from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from .launch cimport launch_own
+from .launch cimport can_launch_early, launch_own
+from .staged cimport EMPTY, StagedCopies
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
@@ -34,7 +35,8 @@ cdef enum:
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
     PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
-    PUSH_MOST      = 12 << 20   # bytes from which reading in shares is as fast
+    PUSH_MOST      = 16 << 20   # bytes above which copy engines are as fast
+    STAGED_ABOVE   = 16 << 20
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
     EPOCHS         = 3 * MAX_BLOCKS
     EARLY_THREADS  = 512        # of low latency per processor, of its 2048
@@ -62,7 +64,7 @@ cdef class AllreduceKernels:
                                  (CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, <size_t> &processors)):
             CHECK_CUDA(cuda.cuDeviceGetAttribute(<int *> <size_t> value, attribute, handle), b"cuDeviceGetAttribute")
         self.arch = 10 * major + minor
-        self.overlap = self.arch >= 90 and os.environ.get("NVSYM_TEST_OVERLAP", "1") == "1"
+        self.overlap = can_launch_early(self.arch)
         # Under MPS with an active thread percentage the driver counts the processors of this process already.
         if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in os.environ:
             processors //= sharing
@@ -70,6 +72,7 @@ cdef class AllreduceKernels:
         if sharing > 1:
             processors -= processors // 8
         self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
+        self.staged_from = parse_size(os.environ.get("NVSYM_TEST_STAGED", STAGED_ABOVE + 1))
         self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
@@ -99,7 +102,18 @@ cdef class AllreduceKernels:
             CHECK_CUDA(cuda.cuStreamSynchronize(side), b"cuStreamSynchronize")
         return 0
 
+    cdef size_t stage_bytes(self, size_t size):
+        """Symmetric memory that `open_stages` needs for stages of `size` bytes; 0: it makes none."""
+        return StagedCopies(self.gpu, self.ordinal, size).memory_bytes() if self.push_bytes and size else 0
+
+    cdef int open_stages(self, size_t size, void *memory) except -1:
+        self.staged = StagedCopies(self.gpu, self.ordinal, size)
+        return self.staged.open(memory)
+
     cdef int close(self) except -1:
+        if self.staged is not None:
+            self.staged.close()
+            self.staged = None
         for module in self.modules:
             CHECK_CUDA(cuda.cuModuleUnload(<CUmodule> <size_t> module), b"cuModuleUnload")
         self.modules = []
@@ -126,7 +140,7 @@ cdef class AllreduceKernels:
         team.args.op = slot << 8
         if slot == 0 and self.push_bytes:
             team.args.push, team.args.push_blocks = self.workspace + SLOTS * self.slot_bytes, self.blocks
-            CHECK_CUDA(cuda.cuMemsetD32Async(<CUdeviceptr> team.args.push, PUSH_EMPTY, self.push_bytes // 4, side),
+            CHECK_CUDA(cuda.cuMemsetD32Async(<CUdeviceptr> team.args.push, EMPTY, self.push_bytes // 4, side),
                        b"cuMemsetD32Async")
         # What an earlier team left; the caller meets the others once more before the first launch.
         CHECK_CUDA(cuda.cuMemsetD8Async(<CUdeviceptr> own, 0, self.slot_bytes, side), b"cuMemsetD8Async")
@@ -174,6 +188,8 @@ cdef class AllreduceKernels:
         if self.failure == NULL or self.failure[0] == 0:
             return 0
         self.reported = True
+        if self.broken is not None:
+            raise BackendError(self.broken)
         time.sleep(0.002)   # others that wait in the same kernel give up at the same time, and name theirs
         cdef int member
         late = [(member, self.failure[1 + member] - 1) for member in range(<int> MAX_PES) if self.failure[1 + member]]
@@ -194,6 +210,8 @@ cdef class AllreduceKernels:
         # Low latency sends a flag with each word; pushing sends the operand alone, but looks at it first.
         if 2 * nbytes <= LL_BLOCKS * self.ll_bytes and (team.args.push == NULL or nbytes <= LL_LINKED):
             return KERNEL_LOW_LATENCY
+        if self.stages(team, nbytes):
+            return KERNEL_STAGED
         if self.pushes(team, nbytes):
             return KERNEL_PUSH
         if not in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
@@ -213,11 +231,16 @@ cdef class AllreduceKernels:
             thresholds["push"] = f"above that, up to {format_size(pushed)}"
         elif team.args.n == 2 and lines < ONE_SHOT_BELOW:
             thresholds["one_shot"] = f"above that and below {format_size(ONE_SHOT_BELOW)}, not in place"
-        thresholds["two_shot"] = "above that"
+        if pushing and self.staged is not None:
+            thresholds["staged"] = f"from {format_size(self.staged_from)}"
+        else:
+            thresholds["two_shot"] = "above that"
         if kernel == KERNEL_LOW_LATENCY:
             return "low_latency", "data and flags travel in the same stores, without a barrier", thresholds
         if kernel == KERNEL_PUSH:
             return "push", "two PEs on a link: stores that tell by themselves that they have come, without a barrier", thresholds
+        if kernel == KERNEL_STAGED:
+            return "staged", "two PEs on a link: copy engines send, and a kernel reduces what comes", thresholds
         if kernel == KERNEL_ONE_SHOT:
             return "one_shot", "two PEs read each other's operand faster than they could hand shares around", thresholds
         if in_place and team.args.n == 2 and nbytes < ONE_SHOT_BELOW:
@@ -242,6 +265,10 @@ cdef class AllreduceKernels:
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept:
         """Whether there is room to push so much, and it is worth it."""
         return team.args.push != NULL and nbytes <= self.most_pushed()
+
+    cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept:
+        """Whether copy engines send so much."""
+        return self.staged is not None and team.args.push != NULL and nbytes >= self.staged_from
 
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
                     size_t itemsize, CUstream stream) except -1:
@@ -271,7 +298,21 @@ cdef class AllreduceKernels:
             blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
         if stream != team.last:
             self.follow(team, stream)
+        if kernel == KERNEL_STAGED:
+            return self.launch_staged(team, function, <char *> dst, <const char *> src, nbytes, itemsize, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
         with nogil:
             launch_own(function, blocks, threads, arguments, stream, self.early(kernel, blocks, threads))
         return 0
+
+    cdef int launch_staged(self, TeamKernels *team, CUfunction function, char *dst, const char *src, size_t nbytes, size_t itemsize,
+                           CUstream stream) except -1:
+        try:
+            return self.staged.enqueue(function, &team.args, team.args.delta[1 - team.args.me], self.blocks, dst, src, nbytes, itemsize,
+                                       stream)
+        except Exception as error:
+            if self.staged.in_part:
+                # The other PE gets some of it, and waits for the rest.
+                self.broken = f"an allreduce was enqueued in part, the kernels of this job do no more: {error}"
+                self.failure[0] = 1
+            raise

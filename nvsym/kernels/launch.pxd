@@ -5,8 +5,11 @@ from ..libcuda cimport CUfunction, CUstream
 cdef int launch_kernel(object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
                        bint cooperative, CUstream stream) except -1
 
+# Whether GPUs of a compute capability (90: 9.0) and the driver launch a kernel while the one before it on the stream still runs.
+cdef bint can_launch_early(int arch) except -1
+
 # Launch one of nvsym's kernels. `early`: it begins with await_predecessor(), and its blocks may take their places on the
-# processors while the kernel before it on the stream still runs, where the GPU and the driver can do that.
+# processors while the kernel before it still runs; only where can_launch_early().
 cdef int launch_own(CUfunction function, unsigned int blocks, unsigned int threads, void **arguments, CUstream stream,
                     bint early) except -1 nogil
 

@@ -9,6 +9,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 import ctypes
+import os
 import struct
 from operator import index
 
@@ -23,7 +24,8 @@ cdef enum:
     MAX_PARAMETERS = 4096   # more than the bytes of parameters allow
     SHARED_AT_ONCE = 48 << 10   # bytes of dynamic shared memory that need no permission
     MOST_KNOWN     = 256
-    EARLY_SINCE    = 12030  # the driver that captures early launches into graphs
+    EARLY_ARCH     = 90     # the GPU that launches a kernel while the one before it runs
+    EARLY_SINCE    = 12030  # the driver that captures such launches into graphs
 
 cdef dict FLOATS = {8: "d", 4: "f", 2: "e"}
 
@@ -32,11 +34,15 @@ cdef dict FLOATS = {8: "d", 4: "f", 2: "e"}
 cdef dict _known = {}
 
 
+cdef bint can_launch_early(int arch) except -1:
+    return arch >= EARLY_ARCH and cuda_version() >= EARLY_SINCE and os.environ.get("NVSYM_TEST_OVERLAP", "1") == "1"
+
+
 cdef int launch_own(CUfunction function, unsigned int blocks, unsigned int threads, void **arguments, CUstream stream,
                     bint early) except -1 nogil:
     cdef CUlaunchAttribute attribute
     cdef CUlaunchConfig config
-    if not early or cuda_version() < EARLY_SINCE:
+    if not early:
         return CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
     memset(&attribute, 0, sizeof(attribute))
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

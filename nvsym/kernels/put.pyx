@@ -5,8 +5,6 @@ A call of the copy engine costs the host and the GPU several microseconds, whate
 the signal as well. Copies of many bytes are the copy engine's, which leaves the processors to others.
 """
 
-import os
-
 from libc.stdint cimport uint32_t, uint64_t
 
 from .. import _driver
@@ -15,7 +13,7 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from .launch cimport launch_own
+from .launch cimport can_launch_early, launch_own
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_FUNC_ATTRIBUTE_NUM_REGS, CUmodule, CUstream)
@@ -70,7 +68,7 @@ cdef class PutKernels:
                    b"cuDeviceGetAttribute")
         CHECK_CUDA(cuda.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
                    b"cuDeviceGetAttribute")
-        self.overlap = major >= 9 and os.environ.get("NVSYM_TEST_OVERLAP", "1") == "1"
+        self.overlap = can_launch_early(10 * major)
         cubin, _ = compiler.put_cubin(10 * major + minor)
         self.gpu.use(self.ordinal)
         CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")

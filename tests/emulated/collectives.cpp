@@ -7,6 +7,7 @@
 #include "nvsym/exchange.cuh"
 #include "nvsym/levels.cuh"
 #include "nvsym/multimem_allreduce.cuh"
+#include "nvsym/staged.cuh"
 
 #include <cstdio>
 #include <sys/mman.h>
@@ -270,6 +271,127 @@ extern "C" int run_levels(uint64_t seed, int nodes, int local, int operations)
     if (!emulated::run(job.queues, 1ull << 32)) {
         snprintf(message, sizeof(message), "the kernels wait for each other");
         return 1;
+    }
+    return job.error.empty() ? 0 : 1;
+}
+
+/* Allreduces of two PEs by copies and kernels, enqueued as nvsym/kernels/staged.pyx does it. `behind`: a PE that begins when the other one
+ * has given up, or -1. */
+extern "C" int run_staged(uint64_t seed, int operations, int behind)
+{
+    random_bits.seed(seed);
+    Job job(2, behind < 0 ? 0 : 5000);
+    job.queues.resize(4); /* of PE p: p, and 2 + p, which copies */
+    std::vector<std::unique_ptr<bool>> events;
+    std::vector<StageRounds> rounds(2);
+    static constexpr u64 CHUNK = 512, FLAGS = HEAP / 2, MARKS = FLAGS + (sizeof(StageFlags) + 15) / 16 * 16,
+                         SLOTS = MARKS + STAGES * CHUNK / 16;
+    auto order = [&](int before, int after) { /* an event: recorded on a queue, waited for on another */
+        events.emplace_back(new bool(false));
+        bool *event = events.back().get();
+        job.launch(before, 1, 1, [event] { *event = true; });
+        job.launch(after, 1, 1, [event] {
+            while (!*event)
+                emulated::leave();
+        });
+    };
+    for (Pe &pe : job.pes)
+        for (u64 b = SLOTS; b < HEAP; b += 4)
+            *(u32 *)(pe.heap + b) = EMPTY;
+    for (int me = 0; me < 2; me++) {
+        for (u32 &round : rounds[me].round[0])
+            round = 1;
+        for (u32 &round : rounds[me].round[1])
+            round = 1;
+        if (me == behind)
+            job.launch(me, 1, 1, [&job, me] {
+                while (job.pes[1 - me].failure[0] == 0)
+                    emulated::leave();
+            });
+    }
+    const unsigned grid = 1 + (unsigned)(random_bits() % 3);
+    for (int k = 0; k < operations; k++) {
+        const u64 src = random_bits() % 8, count = 1 + random_bits() % (random_bits() % 3 ? 60 : 1200), nbytes = count * sizeof(T);
+        const u64 dst = random_bits() % 3 == 0 ? src : 2000 + (random_bits() % 2 ? src : 1);
+        const u64 data = random_bits() >> 20;
+        const unsigned threads = 4 + (unsigned)(random_bits() % 6);
+        const u32 n = (u32)((nbytes + CHUNK - 1) / CHUNK);
+        const u64 head = 16 - src % 4 * 4 & 15, first = nbytes < CHUNK ? nbytes : CHUNK;
+        u64 pushed = random_bits() % 4 * threads * STAGED_PACKS * 16;
+        if (head + pushed > first)
+            pushed = 0;
+        for (int me = 0; me < 2; me++) {
+            Pe &pe = job.pes[me];
+            const int lane = 2 + me;
+            auto flags = (StageFlags *)(pe.heap + FLAGS);
+            const char *from = (char *)((T *)pe.heap + src);
+            char *to = (char *)((T *)pe.heap + dst);
+            job.launch(me, 1, 1, [&pe, src, count, data, me] {
+                for (u64 i = 0; i < count; i++)
+                    ((T *)pe.heap)[src + i] = value(data, me, i);
+            });
+            auto send = [&, me](u32 r) {
+                if (r >= n)
+                    return;
+                const u64 size = nbytes - r * CHUNK < CHUNK ? nbytes - r * CHUNK : CHUNK;
+                char *slot = pe.heap + SLOTS + r % STAGES * CHUNK;
+                if (size < head + 16)
+                    return;
+                job.launch(lane, 1, 1, [&pe, slot, from, size, r, pushed, head, me] {
+                    const u64 skip = r ? 0 : pushed, packed = (size - head) / 16 * 16, start = random_bits() % packed / 4 * 4;
+                    for (u64 b = 0; b < packed; b += 4) { /* not from the beginning, and words whole */
+                        const u64 i = (start + b) % packed;
+                        if (i < skip)
+                            continue;
+                        memcpy(at(slot + i, pe.team, 1 - me), from + r * CHUNK + head + i, 4);
+                        emulated::maybe_leave();
+                    }
+                });
+            };
+            order(me, lane);
+            for (u32 r = 0; r < STAGES; r++)
+                send(r);
+            for (u32 r = 0; r < n; r++) {
+                const u64 size = nbytes - r * CHUNK < CHUNK ? nbytes - r * CHUNK : CHUNK;
+                const Stage stage{flags, &rounds[me], pe.heap + SLOTS + r % STAGES * CHUNK, (u8 *)pe.heap + MARKS + r % STAGES * CHUNK / 16,
+                                  r ? 0 : pushed / 16, r % STAGES, src == dst};
+                job.launch(me, grid, threads, [&pe, to, from, size, r, stage] {
+                    staged<T, Sum>((T *)(to + r * CHUNK), (const T *)(from + r * CHUNK), size / sizeof(T), stage, pe.team);
+                });
+                if (r + STAGES < n) {
+                    order(me, lane);
+                    send(r + STAGES);
+                }
+            }
+            order(lane, me);
+            job.launch(me, 1, 1, [&job, &pe, src, dst, count, data, me, k] {
+                for (u64 i = 0; i < count && job.error.empty() && pe.failure[0] == 0; i++) {
+                    const T sum = value(data, 0, i) + value(data, 1, i);
+                    if (memcmp((T *)pe.heap + dst + i, &sum, sizeof(T))) {
+                        snprintf(message, sizeof(message), "operation %d, staged, of %llu on PE %d: element %llu is %g, not %g", k, count, me, i,
+                                 (double)((T *)pe.heap)[dst + i], (double)sum);
+                        job.error = message;
+                    }
+                }
+            });
+        }
+    }
+    if (!emulated::run(job.queues, 1ull << 18)) { /* of up to 64 turns; the sound ones need an eighth of that */
+        snprintf(message, sizeof(message), "the kernels wait for each other");
+        return 1;
+    }
+    for (int me = 0; me < 2 && job.error.empty(); me++) {
+        const Pe &pe = job.pes[me];
+        const bool failed = pe.failure[0] == 1 && pe.failure[1 + 1 - me] == 1;
+        if (failed != (behind >= 0)) {
+            snprintf(message, sizeof(message), "PE %d %s PE %d, while PE %d is late", me, failed ? "names" : "does not name", 1 - me, behind);
+            return 1;
+        }
+        for (u64 b = MARKS; behind < 0 && b < HEAP; b += 4)
+            if (*(u32 *)(pe.heap + b) != (b < SLOTS ? 0 : EMPTY)) {
+                snprintf(message, sizeof(message), "PE %d: the stages are not empty in the end", me);
+                return 1;
+            }
     }
     return job.error.empty() ? 0 : 1;
 }

@@ -41,6 +41,16 @@ inline void store_words(void *p, Words v)
         ((u32 *)p)[k] = v.w[k];
     }
 }
+inline u32 load_byte(const u8 *p)
+{
+    emulated::leave();
+    return *p;
+}
+inline void store_byte(u8 *p, u32 v)
+{
+    emulated::maybe_leave();
+    *p = (u8)v;
+}
 inline u32 load_acquire(const u32 *p)
 {
     emulated::leave();

@@ -367,10 +367,11 @@ def test_two_levels(monkeypatch):
 
 @pytest.mark.pes(2, own_job=True, timeout=120)
 def test_two_pes_on_a_link(monkeypatch):
-    """What two PEs with a GPU each do, also where they share one: pushing; late PEs; graphs."""
+    """What two PEs with a GPU each do, also where they share one: pushing, copies in several rounds; late PEs; graphs."""
     from mpi4py import MPI
 
     monkeypatch.setenv("NVSYM_TEST_PUSH", "1")
+    monkeypatch.setenv("NVSYM_STAGE_SIZE", "4M")
     monkeypatch.setenv("NVSYM_TIMEOUT", "2")
     torch = pytest.importorskip("torch")
     ctx = nvsym.init(backend="nvshmem", heap_size="256M")
@@ -380,11 +381,13 @@ def test_two_pes_on_a_link(monkeypatch):
     nvsym.barrier_all()
     ctx.synchronize()
     me, rng = ctx.my_pe(), random.Random(1)
-    most = (13 << 20) // 4 + 3
+    most = (17 << 20) // 4 + 3
     pushed = (64 << 10) + 5
     source, dest = F32(most + 8), F32(most + 8)
     data = [np.random.default_rng(pe).standard_normal(most).astype(np.float32) for pe in range(2)]
-    for size, algorithm in ((pushed, "push"), ((4 << 20) // 4, "push"), (most, "two_shot")):
+    for pe in range(2):
+        data[pe][pe::10_007].view(np.uint32)[:] = 0x9E3779B9  # what stages hold while nothing has come
+    for size, algorithm in ((pushed, "push"), ((4 << 20) // 4, "push"), (most, "staged")):
         for a, b in ((0, 0), (1, 1), (3, None), (2, 1)):
             s = source[a : a + size]
             d = s if b is None else dest[b : b + size]

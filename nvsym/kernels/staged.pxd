@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from ..cuda_runtime cimport CudaRuntime
+from ..libcuda cimport CUevent, CUfunction, CUstream
+
+# As in include/nvsym/collectives.cuh and staged.cuh.
+cdef enum:
+    MAX_BLOCKS = 256
+    EMPTY      = 0x9e3779b9     # what a word of a stage holds while nothing has come
+    STAGES     = 2
+    LOOSE_LINES = 4
+
+# nvsym::StageFlags, nvsym::StageRounds and nvsym::Stage of include/nvsym/staged.cuh.
+cdef struct StageFlags:
+    uint32_t emptied[STAGES][MAX_BLOCKS]
+    uint32_t seen[MAX_BLOCKS]
+    uint32_t loose[STAGES][LOOSE_LINES][4]
+
+cdef struct StageRounds:
+    uint32_t round[STAGES][MAX_BLOCKS]
+    uint32_t seen[MAX_BLOCKS]
+    uint32_t failed
+
+cdef struct Stage:
+    StageFlags * flags
+    StageRounds * rounds
+    char *       packs
+    uint8_t *    marks
+    uint64_t     pushed
+    uint32_t     number
+    uint32_t     in_place
+
+# A stream that copies, and the event by which it and the caller's stream wait for each other.
+cdef class Lane:
+    cdef CUstream stream
+    cdef CUevent  event
+
+    cdef int order(self, CUstream before, CUstream after) except -1 nogil
+    cdef int close(self) except -1
+
+# The stages of two PEs, and the streams that fill them.
+cdef class StagedCopies:
+    cdef CudaRuntime gpu
+    cdef int         ordinal
+    cdef size_t      size           # bytes of an operand that one stage takes
+    cdef size_t      pushed         # bytes that the kernel sends itself, while a copy engine begins
+    cdef char *      memory         # symmetric
+    cdef StageRounds * rounds
+    cdef list        lanes          # the first one is never captured
+    cdef bint        in_part        # an allreduce that runs has been enqueued in part
+
+    cdef size_t memory_bytes(self)
+    cdef int open(self, void *memory) except -1
+    cdef int close(self) except -1
+    # Enqueue an allreduce on a stream. `kernel`: nvsym_staged of the type and operator; `team`: its nvsym::Team; `delta`: to the peer.
+    cdef int enqueue(self, CUfunction kernel, void *team, int64_t delta, unsigned int blocks, char *dst, const char *src,
+                     size_t nbytes, size_t itemsize, CUstream stream) except -1
+
+    cdef Lane lane_for(self, CUstream stream)
+    cdef char * stage_of(self, size_t number) noexcept nogil
+    cdef int send(self, Lane lane, size_t number, int64_t delta, const char *src, size_t skip, size_t nbytes) except -1 nogil
