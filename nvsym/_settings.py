@@ -94,6 +94,13 @@ def _parse_optional_size(text):
     return 0 if text.strip() == "0" else parse_size(text)
 
 
+def _parse_stage_size(text):
+    value = _parse_optional_size(text)
+    if 0 < value < 1 << 20:
+        raise ValueError(f"{text!r} is less than 1 MiB, and not 0")
+    return value
+
+
 def _parse_copy_limit(text):
     return None if text == "auto" else _parse_optional_size(text)
 
@@ -144,7 +151,7 @@ SETTINGS = {
         ),
         Setting(
             "NVSYM_STAGE_SIZE",
-            _parse_optional_size,
+            _parse_stage_size,
             64 << 20,
             "each of the two stages by which two PEs on a link reduce large operands; 0: none",
             format_size,

@@ -94,15 +94,16 @@ DAMAGES = {
     "the barrier between the shares of a broadcast": ("exchange", "if (k == 0 && !meet(t, 1, epoch))", "if (false)"),
     "that the peer has seen what is overwritten": (
         "staged",
-        "if (stage.in_place)\n            here = agree_on_seen(stage, t, ++seen, here);\n#pragma unroll",
-        "#pragma unroll",
+        "while (here && (int)(load_acquire(own) - seen) < 0)",
+        "while (false)",
     ),
+    "that a copy of words with marks is over": ("staged", "while (here && any_marked &&", "while (false &&"),
     "that the peer's stage is empty again": (
         "staged",
         "while (here && (int)(load_acquire(emptied) - round) < 0)",
         "while (false)",
     ),
-    "that a word is one that means nothing has come": ("staged", "if (mark)\n", "if (false)\n"),
+    "that a word is one that means nothing has come": ("staged", "if (mark) {", "if (false) {"),
 }
 
 

@@ -162,6 +162,7 @@ BAD = [
     ("NVSYM_INIT_TIMEOUT", "1 s"),
     ("NVSYM_ABORT_ON_EXCEPTION", "2"),
     ("NVSYM_MAX_TEAMS", "3"),
+    ("NVSYM_STAGE_SIZE", "64K"),
     ("NVSYM_MAX_TEAMS", "4097"),
     ("NVSYM_MAX_TEAMS", "4.0"),
     ("NVSYM_SPIN", "-1"),

@@ -50,6 +50,15 @@ template <class P> __device__ __forceinline__ P *at(P *p, const Team &t, int mem
     return (P *)((char *)p + t.delta[member]);
 }
 
+/* Tell the host that a member is late. */
+__device__ __forceinline__ void give_up(const Team &t, int member)
+{
+    ((volatile u32 *)t.failure)[1 + member] = 1u + t.op;
+    __threadfence_system();
+    *(volatile u32 *)t.failure = 1u;
+    __threadfence_system();
+}
+
 /* Wait for a condition; false when it took too long, or a wait elsewhere did. */
 struct Patience {
     const Team &t;
@@ -66,12 +75,8 @@ struct Patience {
         if (now - start < t.limit_ns && *(volatile u32 *)t.failure == 0)
             return false;
         /* Who has waited as long as the first one that gave up, names its member as well. */
-        if (now - start >= t.limit_ns - t.limit_ns / 16) {
-            ((volatile u32 *)t.failure)[1 + member] = 1u + t.op;
-            __threadfence_system();
-            *(volatile u32 *)t.failure = 1u;
-            __threadfence_system();
-        }
+        if (now - start >= t.limit_ns - t.limit_ns / 16)
+            give_up(t, member);
         return true;
     }
 };

@@ -10,7 +10,11 @@
  * that fill no pack go as in low latency, with a flag in the same store.
  *
  * In place, a result overwrites what the own copy engine may not have read. So a block tells the peer's block of the same number what
- * it has seen come, and stores its results once it has heard the same: what came there was read here.
+ * it has seen come, and stores its results once it has heard the same: what came there was read here. That says nothing of words with
+ * marks, so a block that has such words waits for the end of the own copy as well, which a kernel behind the copy counts.
+ *
+ * After a wait that took too long the stages are not used again. A copy of a later call may be on its way all the same, so who gave up
+ * tells the peer, which looks at that last and fails, too.
  *
  * A copy engine begins some microseconds after a kernel that is enqueued at the same time. Meanwhile the kernel itself stores the first
  * packs to the peer's stage.
@@ -33,13 +37,16 @@ struct StageFlags {
     u32 emptied[STAGES][MAX_BLOCKS];       /* the round of which the peer's block has emptied its part */
     u32 seen[MAX_BLOCKS];                  /* units that the peer's block has seen come, in place; of all rounds */
     Words loose[STAGES][LOOSE_LINES];
+    u32 failed;                            /* the peer has given up */
 };
 
 /* Local; zero at first, but the rounds 1. */
 struct StageRounds {
     u32 round[STAGES][MAX_BLOCKS]; /* the next one */
     u32 seen[MAX_BLOCKS];
-    u32 failed;                    /* a wait took too long: what is in the stages is not known any more */
+    u32 in_place[STAGES][MAX_BLOCKS]; /* rounds so far */
+    u32 copied[STAGES];               /* rounds in place of which the own copy is over */
+    u32 failed;
 };
 
 struct Stage {
@@ -100,22 +107,27 @@ __device__ __forceinline__ bool take_packs(Words (&in)[C], const Stage &stage, u
     }
 }
 
-/* In place: all threads of the block have what came; return when the peer's block has, too. */
-__device__ __forceinline__ bool agree_on_seen(const Stage &stage, const Team &t, u32 seen, bool here)
+/* In place: all threads of the block have what came; return when the peer's block has, too. `marked`: of what this thread has
+ * sent by the copy engine, words had marks. */
+__device__ __forceinline__ bool agree_on_seen(const Stage &stage, const Team &t, u32 seen, bool here, bool marked)
 {
+    const bool any_marked = !__syncthreads_and(!marked);
     here = __syncthreads_and(here);
     if (here && threadIdx.x == 0) {
+        const u32 number = stage.number, round = stage.rounds->in_place[number][blockIdx.x] + 1;
         u32 *own = &stage.flags->seen[blockIdx.x];
         *(volatile u32 *)at(own, t, 1 - t.me) = seen; /* no more than that something was seen: nothing to release */
         Patience patience(t);
-        while ((int)(load_acquire(own) - seen) < 0)
-            if (patience.gone(1 - t.me)) {
-                here = false;
-                break;
-            }
+        while (here && (int)(load_acquire(own) - seen) < 0)
+            here = !patience.gone(1 - t.me);
+        while (here && any_marked && (int)(load_acquire(&stage.rounds->copied[number]) - round) < 0)
+            here = !patience.gone(t.me);
     }
     return __syncthreads_and(here);
 }
+
+/* On the stream that copies, behind a copy in place. */
+__device__ __forceinline__ void count_copy(StageRounds *rounds, u32 number) { store_release(&rounds->copied[number], rounds->copied[number] + 1); }
 
 /* The items outside of the packs, by the first threads of one block: a line for each. */
 template <class T, class Op>
@@ -187,6 +199,7 @@ template <class T, class Op> __device__ __forceinline__ void staged(T *dst, cons
     for (u64 start = block * unit; here && start < layout.packs; start += stride) {
         const u64 i = start + threadIdx.x;
         Words own[C], in[C];
+        bool marked = false;
 #pragma unroll
         for (int c = 0; c < C; c++)
             if (i + c * blockDim.x < layout.packs)
@@ -195,12 +208,14 @@ template <class T, class Op> __device__ __forceinline__ void staged(T *dst, cons
         for (int c = 0; c < C; c++)
             if (i + c * blockDim.x < layout.packs) {
                 const u32 mark = empty_words(own[c]);
-                if (mark)
+                if (mark) {
                     store_byte(at(stage.marks, t, peer) + i + c * blockDim.x, mark);
+                    marked = marked || start >= stage.pushed;
+                }
             }
         here = take_packs<C>(in, stage, i, blockDim.x, layout.packs, t);
         if (stage.in_place)
-            here = agree_on_seen(stage, t, ++seen, here);
+            here = agree_on_seen(stage, t, ++seen, here, marked);
 #pragma unroll
         for (int c = 0; c < C; c++)
             if (here && i + c * blockDim.x < layout.packs) {
@@ -222,11 +237,18 @@ template <class T, class Op> __device__ __forceinline__ void staged(T *dst, cons
         Patience patience(t);
         while (here && (int)(load_acquire(emptied) - round) < 0)
             here = !patience.gone(peer);
+        if (here && load_acquire(&stage.flags->failed)) {
+            give_up(t, peer);
+            here = false;
+        }
         stage.rounds->seen[block] = seen;
+        stage.rounds->in_place[stage.number][block] += stage.in_place;
         *next_round = round + 1;
     }
-    if (!here)
+    if (!here) {
         *failed = 1;
+        store_release(at(&stage.flags->failed, t, peer), 1u);
+    }
 }
 
 } // namespace nvsym

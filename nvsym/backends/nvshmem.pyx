@@ -117,6 +117,7 @@ cdef class NvshmemBackend(Backend):
     cdef AllreduceKernels kernels       # None: the collectives are NVSHMEM's
     cdef ExchangeKernels exchange
     cdef void *      stages             # of allreduces by copy engines; NULL: there are none
+    cdef size_t      stage_bytes
     cdef PutKernels  puts
     cdef list        level_of           # the number of each PE's node, or what tests take for it
     cdef char *      level_sums         # symmetric: what the teams over several nodes have for their sums, or NULL
@@ -248,6 +249,7 @@ cdef class NvshmemBackend(Backend):
         text = os.environ.get("NVSHMEM_MAX_MEMORY_PER_GPU")
         if text is not None:
             most = parse_size(text)
+        held += self.stage_bytes
         for _, size in self.arenas:
             held += size
         # No sum: what is asked for may be any number.
@@ -383,7 +385,7 @@ cdef class NvshmemBackend(Backend):
             self.kernels = self.exchange = None
         if self.stages != NULL:
             self._free(<size_t> self.stages)
-            self.stages = NULL
+            self.stages, self.stage_bytes = NULL, 0
         if self.level_sums != NULL:
             self._free(<size_t> self.level_sums)
             self.level_sums = NULL
@@ -468,9 +470,10 @@ cdef class NvshmemBackend(Backend):
         nbytes = self.kernels.stage_bytes(size)
         with nogil:
             self.stages = nvshmem.nvshmem_malloc(nbytes)
+        if not all(agreement.gather(self.stages != NULL, "allocating the stages of allreduces")):
+            return      # a heap that does not grow (NVSHMEM_DISABLE_CUDA_VMM)
+        self.stage_bytes = nbytes
         try:
-            if self.stages == NULL:
-                raise HeapExhaustedError(f"nvshmem_malloc({nbytes}) for the stages of allreduces returned NULL")
             self.kernels.open_stages(size, self.stages)
         except Exception as e:
             error = e

@@ -41,3 +41,5 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     nvsym::await_predecessor();
     nvsym::staged<T, Op>(dst, src, count, stage, team);
 }
+
+extern "C" __global__ void nvsym_count_copy(nvsym::StageRounds *rounds, nvsym::u32 number) { nvsym::count_copy(rounds, number); }

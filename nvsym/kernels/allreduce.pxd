@@ -22,6 +22,7 @@ cdef enum Kernel:
     KERNEL_LOW_LATENCY
     KERNEL_PUSH
     KERNEL_STAGED
+    KERNEL_COUNT_COPY       # behind copies of that
     KERNEL_COUNT
 
 # nvsym::Team of include/nvsym/collectives.cuh.
@@ -98,5 +99,5 @@ cdef class AllreduceKernels:
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept
     cdef int launch(self, TeamKernels *team, Kernel kernel, int dtype, int op, void *dst, const void *src, uint64_t count,
                     size_t itemsize, CUstream stream) except -1
-    cdef int launch_staged(self, TeamKernels *team, CUfunction function, char *dst, const char *src, size_t nbytes, size_t itemsize,
+    cdef int launch_staged(self, TeamKernels *team, const CUfunction *functions, char *dst, const char *src, size_t nbytes, size_t itemsize,
                            CUstream stream) except -1

@@ -299,17 +299,17 @@ cdef class AllreduceKernels:
         if stream != team.last:
             self.follow(team, stream)
         if kernel == KERNEL_STAGED:
-            return self.launch_staged(team, function, <char *> dst, <const char *> src, nbytes, itemsize, stream)
+            return self.launch_staged(team, self.functions[dtype][op], <char *> dst, <const char *> src, nbytes, itemsize, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
         with nogil:
             launch_own(function, blocks, threads, arguments, stream, self.early(kernel, blocks, threads))
         return 0
 
-    cdef int launch_staged(self, TeamKernels *team, CUfunction function, char *dst, const char *src, size_t nbytes, size_t itemsize,
+    cdef int launch_staged(self, TeamKernels *team, const CUfunction *functions, char *dst, const char *src, size_t nbytes, size_t itemsize,
                            CUstream stream) except -1:
         try:
-            return self.staged.enqueue(function, &team.args, team.args.delta[1 - team.args.me], self.blocks, dst, src, nbytes, itemsize,
-                                       stream)
+            return self.staged.enqueue(functions[<int> KERNEL_STAGED], functions[<int> KERNEL_COUNT_COPY], &team.args,
+                                       team.args.delta[1 - team.args.me], self.blocks, dst, src, nbytes, itemsize, stream)
         except Exception as error:
             if self.staged.in_part:
                 # The other PE gets some of it, and waits for the rest.

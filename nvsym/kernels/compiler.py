@@ -65,7 +65,14 @@ TYPES = {
     "float8_e5m2fnuz": "nvsym::e5m2fnuz",
 }
 OPERATORS = {"sum": "Sum", "prod": "Prod", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor"}
-KERNELS = ("nvsym_one_shot", "nvsym_two_shot", "nvsym_low_latency", "nvsym_push", "nvsym_staged")
+KERNELS = (
+    "nvsym_one_shot",
+    "nvsym_two_shot",
+    "nvsym_low_latency",
+    "nvsym_push",
+    "nvsym_staged",
+    "nvsym_count_copy",
+)
 SCATTERS = ("nvsym_reduce_scatter", "nvsym_reduce_scatter_lines")
 # What the switch combines, by nvsym's names.
 _SWITCHED = ("sum", "min", "max", "and", "or", "xor")

@@ -7,7 +7,7 @@ the kernels, and a copy waits for the own kernel two rounds before. So the copie
 is enqueued behind them, and may share one hardware queue.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 import os
 
@@ -85,14 +85,14 @@ cdef class StagedCopies:
             return self.lanes[0]
         for lane in self.lanes[1:]:
             self.gpu.capture_id(lane.stream, &other)
-            if other == 0 or other == capture:
+            if other == capture or not self.gpu.capturing(lane.stream):
                 return lane
         lane = Lane()
         self.lanes.append(lane)
         return lane
 
-    cdef int enqueue(self, CUfunction kernel, void *team, int64_t delta, unsigned int blocks, char *dst, const char *src,
-                     size_t nbytes, size_t itemsize, CUstream stream) except -1:
+    cdef int enqueue(self, CUfunction kernel, CUfunction count_copy, void *team, int64_t delta, unsigned int blocks, char *dst,
+                     const char *src, size_t nbytes, size_t itemsize, CUstream stream) except -1:
         cdef size_t rounds = (nbytes + self.size - 1) // self.size
         cdef size_t part = (nbytes + rounds - 1) // rounds, r, begin, size
         cdef uint64_t count
@@ -105,13 +105,15 @@ cdef class StagedCopies:
         rounds = (nbytes + part - 1) // part
         pushed = min(self.pushed, min(part, nbytes) // 2)
         pushed -= pushed % UNIT
+        if dst != src:
+            count_copy = NULL
         stage.flags, stage.rounds, stage.in_place = <StageFlags *> self.memory, self.rounds, dst == src
         arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &stage, team
         with nogil:
             lane.order(stream, lane.stream)
             self.in_part = runs
             for r in range(min(rounds, <size_t> STAGES)):
-                self.send(lane, r, delta, src + r * part, pushed if r == 0 else 0, min(part, nbytes - r * part))
+                self.send(lane, count_copy, r, delta, src + r * part, pushed if r == 0 else 0, min(part, nbytes - r * part))
             for r in range(rounds):
                 begin = r * part
                 size = min(part, nbytes - begin)
@@ -124,7 +126,7 @@ cdef class StagedCopies:
                 if r + STAGES < rounds:
                     lane.order(stream, lane.stream)
                     begin += STAGES * part
-                    self.send(lane, r + STAGES, delta, src + part, 0, min(part, nbytes - begin))
+                    self.send(lane, count_copy, r + STAGES, delta, src + part, 0, min(part, nbytes - begin))
             lane.order(lane.stream, stream)
         self.in_part = False
         return 0
@@ -132,14 +134,20 @@ cdef class StagedCopies:
     cdef char * stage_of(self, size_t number) noexcept nogil:
         return self.memory + marks_begin() + STAGES * self.size // 16 + number % STAGES * self.size
 
-    cdef int send(self, Lane lane, size_t number, int64_t delta, const char *src, size_t skip, size_t nbytes) except -1 nogil:
-        """Copy the packs of a part to the peer's stage, but the first `skip` bytes of them."""
+    cdef int send(self, Lane lane, CUfunction count_copy, uint32_t number, int64_t delta, const char *src, size_t skip,
+                  size_t nbytes) except -1 nogil:
+        """Copy the packs of a part to the peer's stage, but the first `skip` bytes of them; then count, if there is a kernel for that."""
         cdef size_t head = min(-<size_t> src % 16, nbytes)
+        cdef void *arguments[2]
+        number %= STAGES
         nbytes = (nbytes - head) // 16 * 16
-        if nbytes <= skip:
-            return 0
-        return CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> (self.stage_of(number) + skip + delta), <CUdeviceptr> (src + head + skip),
-                                             nbytes - skip, lane.stream), b"cuMemcpyAsync")
+        if nbytes > skip:
+            CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> (self.stage_of(number) + skip + delta), <CUdeviceptr> (src + head + skip),
+                                          nbytes - skip, lane.stream), b"cuMemcpyAsync")
+        if count_copy != NULL:
+            arguments[0], arguments[1] = &self.rounds, &number
+            launch_own(count_copy, 1, 1, arguments, lane.stream, False)
+        return 0
 
 
 cdef size_t marks_begin() noexcept nogil:

@@ -275,11 +275,13 @@ extern "C" int run_levels(uint64_t seed, int nodes, int local, int operations)
     return job.error.empty() ? 0 : 1;
 }
 
-/* Allreduces of two PEs by copies and kernels, enqueued as nvsym/kernels/staged.pyx does it. `behind`: a PE that begins when the other one
- * has given up, or -1. */
+/* Allreduces of two PEs by copies and kernels, enqueued as nvsym/kernels/staged.pyx does it. `behind`: a PE whose kernels begin when the
+ * other one has given up, or -1. Of every four seeds two have slow copies, and one of these an operand that looks empty. */
 extern "C" int run_staged(uint64_t seed, int operations, int behind)
 {
     random_bits.seed(seed);
+    const bool slow = seed % 2, dense = seed % 4 == 1;
+    auto element = [dense](u64 data, int pe, u64 i) { return dense && pe == 0 ? __uint_as_float(EMPTY) : value(data, pe, i); };
     Job job(2, behind < 0 ? 0 : 5000);
     job.queues.resize(4); /* of PE p: p, and 2 + p, which copies */
     std::vector<std::unique_ptr<bool>> events;
@@ -303,11 +305,6 @@ extern "C" int run_staged(uint64_t seed, int operations, int behind)
             round = 1;
         for (u32 &round : rounds[me].round[1])
             round = 1;
-        if (me == behind)
-            job.launch(me, 1, 1, [&job, me] {
-                while (job.pes[1 - me].failure[0] == 0)
-                    emulated::leave();
-            });
     }
     const unsigned grid = 1 + (unsigned)(random_bits() % 3);
     for (int k = 0; k < operations; k++) {
@@ -326,18 +323,19 @@ extern "C" int run_staged(uint64_t seed, int operations, int behind)
             auto flags = (StageFlags *)(pe.heap + FLAGS);
             const char *from = (char *)((T *)pe.heap + src);
             char *to = (char *)((T *)pe.heap + dst);
-            job.launch(me, 1, 1, [&pe, src, count, data, me] {
+            job.launch(me, 1, 1, [&pe, element, src, count, data, me] {
                 for (u64 i = 0; i < count; i++)
-                    ((T *)pe.heap)[src + i] = value(data, me, i);
+                    ((T *)pe.heap)[src + i] = element(data, me, i);
             });
             auto send = [&, me](u32 r) {
                 if (r >= n)
                     return;
                 const u64 size = nbytes - r * CHUNK < CHUNK ? nbytes - r * CHUNK : CHUNK;
                 char *slot = pe.heap + SLOTS + r % STAGES * CHUNK;
-                if (size < head + 16)
-                    return;
-                job.launch(lane, 1, 1, [&pe, slot, from, size, r, pushed, head, me] {
+                if (size >= head + 16)
+                    job.launch(lane, 1, 1, [&pe, slot, from, size, r, pushed, head, slow, me] {
+                    for (u64 wait = slow ? random_bits() % 2000 : 0; wait > 0; wait--)
+                        emulated::leave();
                     const u64 skip = r ? 0 : pushed, packed = (size - head) / 16 * 16, start = random_bits() % packed / 4 * 4;
                     for (u64 b = 0; b < packed; b += 4) { /* not from the beginning, and words whole */
                         const u64 i = (start + b) % packed;
@@ -347,10 +345,20 @@ extern "C" int run_staged(uint64_t seed, int operations, int behind)
                         emulated::maybe_leave();
                     }
                 });
+                if (src == dst)
+                    job.launch(lane, 1, 1, [&rounds, r, me] { count_copy(&rounds[me], r % STAGES); });
             };
+            auto be_late = [&job, me] {
+                while (job.pes[1 - me].failure[0] == 0)
+                    emulated::leave();
+            };
+            if (me == behind && k == 0 && seed % 3 == 0)
+                job.launch(me, 1, 1, be_late);
             order(me, lane);
             for (u32 r = 0; r < STAGES; r++)
                 send(r);
+            if (me == behind && k == 0 && seed % 3) /* what it copies is in time */
+                job.launch(me, 1, 1, be_late);
             for (u32 r = 0; r < n; r++) {
                 const u64 size = nbytes - r * CHUNK < CHUNK ? nbytes - r * CHUNK : CHUNK;
                 const Stage stage{flags, &rounds[me], pe.heap + SLOTS + r % STAGES * CHUNK, (u8 *)pe.heap + MARKS + r % STAGES * CHUNK / 16,
@@ -364,9 +372,9 @@ extern "C" int run_staged(uint64_t seed, int operations, int behind)
                 }
             }
             order(lane, me);
-            job.launch(me, 1, 1, [&job, &pe, src, dst, count, data, me, k] {
+            job.launch(me, 1, 1, [&job, &pe, element, src, dst, count, data, me, k] {
                 for (u64 i = 0; i < count && job.error.empty() && pe.failure[0] == 0; i++) {
-                    const T sum = value(data, 0, i) + value(data, 1, i);
+                    const T sum = element(data, 0, i) + element(data, 1, i);
                     if (memcmp((T *)pe.heap + dst + i, &sum, sizeof(T))) {
                         snprintf(message, sizeof(message), "operation %d, staged, of %llu on PE %d: element %llu is %g, not %g", k, count, me, i,
                                  (double)((T *)pe.heap)[dst + i], (double)sum);
