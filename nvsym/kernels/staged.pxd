@@ -58,9 +58,10 @@ cdef class StagedCopies:
     cdef int close(self) except -1
     # Enqueue an allreduce on a stream. `kernel`, `count_copy`: nvsym_staged of the type and operator, and nvsym_count_copy; `team`: its
     # nvsym::Team; `delta`: to the peer.
-    cdef int enqueue(self, CUfunction kernel, CUfunction count_copy, void *team, int64_t delta, unsigned int blocks, char *dst, const char *src,
-                     size_t nbytes, size_t itemsize, CUstream stream) except -1
+    cdef int enqueue(self, CUfunction kernel, CUfunction count_copy, void *team, int64_t delta, unsigned int blocks, char *dst,
+                     const char *src, size_t nbytes, size_t itemsize, CUstream stream) except -1
 
     cdef Lane lane_for(self, CUstream stream)
     cdef char * stage_of(self, size_t number) noexcept nogil
-    cdef int send(self, Lane lane, CUfunction count_copy, uint32_t number, int64_t delta, const char *src, size_t skip, size_t nbytes) except -1 nogil
+    cdef int send(self, Lane lane, CUfunction count_copy, uint32_t number, int64_t delta, const char *src, size_t skip,
+                  size_t nbytes) except -1 nogil
