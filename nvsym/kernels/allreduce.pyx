@@ -18,7 +18,7 @@ from . import compiler
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from .launch cimport can_launch_early, launch_own
-from .staged cimport EMPTY, StagedCopies
+from .staged cimport EMPTY, StagedCopies, enough_queues
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
@@ -104,7 +104,9 @@ cdef class AllreduceKernels:
 
     cdef size_t stage_bytes(self, size_t size):
         """Symmetric memory that `open_stages` needs for stages of `size` bytes; 0: it makes none."""
-        return StagedCopies(self.gpu, self.ordinal, size).memory_bytes() if self.push_bytes and size else 0
+        if self.push_bytes == 0 or size == 0 or not enough_queues():
+            return 0
+        return StagedCopies(self.gpu, self.ordinal, size).memory_bytes()
 
     cdef int open_stages(self, size_t size, void *memory) except -1:
         self.staged = StagedCopies(self.gpu, self.ordinal, size)

@@ -34,10 +34,14 @@ cdef struct Stage:
     uint32_t     number
     uint32_t     in_place
 
-# A stream that copies, and the event by which it and the caller's stream wait for each other.
+# Whether copies and kernels of a graph that wait for each other's PEs run side by side.
+cdef bint enough_queues() except -1
+
+# A stream that copies, and events by which it and the caller's stream wait for each other.
 cdef class Lane:
     cdef CUstream stream
     cdef CUevent  event
+    cdef CUevent  counted[STAGES]   # behind what counts a copy
 
     cdef int order(self, CUstream before, CUstream after) except -1 nogil
     cdef int close(self) except -1

@@ -4,7 +4,8 @@
 Round r of an allreduce is a copy of the r-th part of the operand into the peer's stage r % 2, and a kernel that reduces what comes into the
 own one. Copies go by a stream of their own, so that the next one is under way while a kernel works; they are enqueued one round ahead of
 the kernels, and a copy waits for the own kernel two rounds before. So the copies and kernels of both PEs wait for nothing that
-is enqueued behind them, and may share one hardware queue.
+is enqueued behind them, and their streams may share a hardware queue. In a graph the driver decides what comes first in a queue: where
+CUDA_DEVICE_MAX_CONNECTIONS leaves few of them, there are no stages.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -24,6 +25,12 @@ cdef enum:
     UNIT      = THREADS * 2 * 16    # bytes that a block reduces at a time
     PUSHED    = 1 << 20         # bytes that go over the link while a copy engine begins
     ALIGNMENT = 256             # of the parts
+    QUEUES    = 4               # at least; CUDA has 8 where nobody says otherwise
+
+
+cdef bint enough_queues() except -1:
+    text = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    return not text.isdigit() or int(text) >= QUEUES
 
 
 cdef class Lane:
@@ -31,6 +38,8 @@ cdef class Lane:
     def __cinit__(self):
         CHECK_CUDA(cuda.cuStreamCreate(&self.stream, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
         CHECK_CUDA(cuda.cuEventCreate(&self.event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+        for i in range(STAGES):
+            CHECK_CUDA(cuda.cuEventCreate(&self.counted[i], CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
 
     cdef int order(self, CUstream before, CUstream after) except -1 nogil:
         CHECK_CUDA(cuda.cuEventRecord(self.event, before), b"cuEventRecord")
@@ -38,6 +47,8 @@ cdef class Lane:
 
     cdef int close(self) except -1:
         CHECK_CUDA(cuda.cuStreamDestroy(self.stream), b"cuStreamDestroy")
+        for i in range(STAGES):
+            CHECK_CUDA(cuda.cuEventDestroy(self.counted[i]), b"cuEventDestroy")
         return CHECK_CUDA(cuda.cuEventDestroy(self.event), b"cuEventDestroy")
 
 
@@ -123,6 +134,9 @@ cdef class StagedCopies:
                 stage.pushed = pushed // 16 if r == 0 else 0
                 launch_own(kernel, blocks, THREADS, arguments, stream, False)
                 dst, src = dst + size, src + size
+                # Else the next kernel could keep the one that counts from a hardware queue, and with it the copy behind that.
+                if count_copy != NULL and r + 1 < rounds:
+                    CHECK_CUDA(cuda.cuStreamWaitEvent(stream, lane.counted[r % STAGES], 0), b"cuStreamWaitEvent")
                 if r + STAGES < rounds:
                     lane.order(stream, lane.stream)
                     begin += STAGES * part
@@ -147,6 +161,7 @@ cdef class StagedCopies:
         if count_copy != NULL:
             arguments[0], arguments[1] = &self.rounds, &number
             launch_own(count_copy, 1, 1, arguments, lane.stream, False)
+            CHECK_CUDA(cuda.cuEventRecord(lane.counted[number], lane.stream), b"cuEventRecord")
         return 0
 
 
