@@ -6,8 +6,8 @@
  * A stage holds EMPTY in every word before and after. A word that holds something else has come, whatever the order in which the copy
  * engine stores words; each is looked at by itself, so nothing is said of the order of two. For words of the operand that are EMPTY
  * themselves the sender's kernel stores a mark, a byte for each pack of 16 bytes: they are there before they have come, and it does no
- * harm that they come later. Nobody has to know when a copy is over, and nothing but the operand goes over the link. Items at the ends
- * that fill no pack go as in low latency, with a flag in the same store.
+ * harm that they come later. So what comes is reduced without a word of when the copy is over, and nothing but the operand goes over the
+ * link. Items at the ends that fill no pack go as in low latency, with a flag in the same store.
  *
  * In place, a result overwrites what the own copy engine may not have read. So a block tells the peer's block of the same number what
  * it has seen come, and stores its results once it has heard the same: what came there was read here. That says nothing of words with
@@ -20,7 +20,8 @@
  * packs to the peer's stage.
  *
  * A stage is used again by what is enqueued behind the kernel. So a block leaves only when the peer's block of the same number has emptied
- * its part of the peer's stage, and nothing has to wait before a copy. */
+ * its part of the peer's stage, and nothing has to wait before a copy but for the kernel and the own copy before it: words that look empty
+ * may come after all else. */
 #ifndef NVSYM_STAGED_CUH
 #define NVSYM_STAGED_CUH
 

@@ -470,8 +470,11 @@ cdef class NvshmemBackend(Backend):
         nbytes = self.kernels.stage_bytes(size)
         with nogil:
             self.stages = nvshmem.nvshmem_malloc(nbytes)
-        if not all(agreement.gather(self.stages != NULL, "allocating the stages of allreduces")):
+        made = agreement.gather(self.stages != NULL, "allocating the stages of allreduces")
+        if not any(made):
             return      # a heap that does not grow (NVSHMEM_DISABLE_CUDA_VMM)
+        if not all(made):
+            raise HeapExhaustedError(f"nvshmem_malloc({nbytes}) for the stages of allreduces returned NULL on some PEs alone")
         self.stage_bytes = nbytes
         try:
             self.kernels.open_stages(size, self.stages)

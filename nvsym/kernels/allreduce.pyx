@@ -35,8 +35,7 @@ cdef enum:
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
     PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
-    PUSH_MOST      = 16 << 20   # bytes above which copy engines are as fast
-    STAGED_ABOVE   = 16 << 20
+    PUSH_MOST      = 16 << 20   # bytes above which copy engines are faster
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
     EPOCHS         = 3 * MAX_BLOCKS
     EARLY_THREADS  = 512        # of low latency per processor, of its 2048
@@ -72,7 +71,6 @@ cdef class AllreduceKernels:
         if sharing > 1:
             processors -= processors // 8
         self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
-        self.staged_from = parse_size(os.environ.get("NVSYM_TEST_STAGED", STAGED_ABOVE + 1))
         self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
@@ -110,6 +108,7 @@ cdef class AllreduceKernels:
 
     cdef int open_stages(self, size_t size, void *memory) except -1:
         self.staged = StagedCopies(self.gpu, self.ordinal, size)
+        self.staged_from = parse_size(os.environ.get("NVSYM_TEST_STAGED", self.most_pushed() + 1))
         return self.staged.open(memory)
 
     cdef int close(self) except -1:
@@ -234,7 +233,7 @@ cdef class AllreduceKernels:
         elif team.args.n == 2 and lines < ONE_SHOT_BELOW:
             thresholds["one_shot"] = f"above that and below {format_size(ONE_SHOT_BELOW)}, not in place"
         if pushing and self.staged is not None:
-            thresholds["staged"] = f"from {format_size(self.staged_from)}"
+            thresholds["staged"] = f"above {format_size(self.staged_from - 1)}"
         else:
             thresholds["two_shot"] = "above that"
         if kernel == KERNEL_LOW_LATENCY:
@@ -279,6 +278,10 @@ cdef class AllreduceKernels:
         cdef size_t nbytes = count * itemsize, work
         cdef unsigned int blocks, threads = THREADS
         cdef CUfunction function = self.functions[dtype][op][<int> kernel]
+        if stream != team.last:
+            self.follow(team, stream)
+        if kernel == KERNEL_STAGED:
+            return self.launch_staged(team, self.functions[dtype][op], <char *> dst, <const char *> src, nbytes, itemsize, stream)
         if kernel == KERNEL_LOW_LATENCY:
             work = (nbytes + 7) // 8
             threads = <unsigned int> min(<size_t> LL_THREADS, self.ll_bytes // 16)
@@ -298,10 +301,6 @@ cdef class AllreduceKernels:
             if kernel == KERNEL_TWO_SHOT:
                 work = (work + team.args.n - 1) // team.args.n
             blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
-        if stream != team.last:
-            self.follow(team, stream)
-        if kernel == KERNEL_STAGED:
-            return self.launch_staged(team, self.functions[dtype][op], <char *> dst, <const char *> src, nbytes, itemsize, stream)
         arguments[0], arguments[1], arguments[2], arguments[3] = &dst, &src, &n, &team.args
         with nogil:
             launch_own(function, blocks, threads, arguments, stream, self.early(kernel, blocks, threads))
@@ -314,7 +313,7 @@ cdef class AllreduceKernels:
                                        team.args.delta[1 - team.args.me], self.blocks, dst, src, nbytes, itemsize, stream)
         except Exception as error:
             if self.staged.in_part:
-                # The other PE gets some of it, and waits for the rest.
+                # The other PE gets some of it, and waits for the rest. Own kernels that wait look at this, but not without a time limit.
                 self.broken = f"an allreduce was enqueued in part, the kernels of this job do no more: {error}"
                 self.failure[0] = 1
             raise

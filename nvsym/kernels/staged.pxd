@@ -6,10 +6,11 @@ from ..libcuda cimport CUevent, CUfunction, CUstream
 
 # As in include/nvsym/collectives.cuh and staged.cuh.
 cdef enum:
-    MAX_BLOCKS = 256
-    EMPTY      = 0x9e3779b9     # what a word of a stage holds while nothing has come
-    STAGES     = 2
-    LOOSE_LINES = 4
+    MAX_BLOCKS   = 256
+    EMPTY        = 0x9e3779b9   # what a word of a stage holds while nothing has come
+    STAGES       = 2
+    STAGED_PACKS = 2            # of 16 bytes, that a thread reduces at a time
+    LOOSE_LINES  = 4
 
 # nvsym::StageFlags, nvsym::StageRounds and nvsym::Stage of include/nvsym/staged.cuh.
 cdef struct StageFlags:

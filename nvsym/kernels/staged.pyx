@@ -22,15 +22,18 @@ from .launch cimport launch_own
 
 cdef enum:
     THREADS   = 512             # of a block
-    UNIT      = THREADS * 2 * 16    # bytes that a block reduces at a time
+    UNIT      = THREADS * STAGED_PACKS * 16     # bytes that a block reduces at a time
     PUSHED    = 1 << 20         # bytes that go over the link while a copy engine begins
     ALIGNMENT = 256             # of the parts
     QUEUES    = 4               # at least; CUDA has 8 where nobody says otherwise
 
 
 cdef bint enough_queues() except -1:
-    text = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    return not text.isdigit() or int(text) >= QUEUES
+    text = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
+    try:
+        return not text or int(text) >= QUEUES
+    except ValueError:
+        return False    # what the driver takes it for is not known
 
 
 cdef class Lane:
@@ -141,6 +144,8 @@ cdef class StagedCopies:
                     lane.order(stream, lane.stream)
                     begin += STAGES * part
                     self.send(lane, count_copy, r + STAGES, delta, src + part, 0, min(part, nbytes - begin))
+            # The kernels do not wait for the own copies: the caller may overwrite the operand, and the next call store to the stages,
+            # only behind them.
             lane.order(lane.stream, stream)
         self.in_part = False
         return 0
