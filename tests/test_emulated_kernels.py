@@ -97,6 +97,7 @@ DAMAGES = {
         "while (here && (int)(load_acquire(own) - seen) < 0)",
         "while (false)",
     ),
+    "that the peer has given up": ("staged", "if (here && load_acquire(&stage.flags->failed)) {", "if (false) {"),
     "that a copy of words with marks is over": ("staged", "while (here && any_marked &&", "while (false &&"),
     "that the peer's stage is empty again": (
         "staged",
@@ -118,7 +119,9 @@ def test_the_emulation_notices(tmp_path, damage):
     header.write_text(header.read_text().replace(before, after))
     emulated = build(tmp_path, tmp_path)
     if name == "staged":
-        assert any(emulated.run_staged(ctypes.c_uint64(seed), 30, -1) for seed in range(60))
+        late = damage == "that the peer has given up"
+        runs = ((3, seed % 2) if late else (30, -1) for seed in range(60))
+        assert any(emulated.run_staged(ctypes.c_uint64(seed), *run) for seed, run in enumerate(runs))
     else:
         assert any(emulated.run_random(ctypes.c_uint64(seed), n, 50) for seed in range(20) for n in (3, 4))
 
