@@ -6,6 +6,7 @@ cannot find are missing fences: the CPU's order is stronger.
 """
 
 import ctypes
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import nvsym
 from nvsym.dtypes import float8_tables
 from nvsym.kernels.compiler import TYPES
 
@@ -43,6 +45,38 @@ def build(folder, include=INCLUDE):
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     return build(tmp_path_factory.mktemp("emulated"))
+
+
+def declared(text, name, constants):
+    """A struct that Cython source declares, as ctypes lays it out."""
+    fields = []
+    for kind, star, field, sizes in re.findall(
+        r"^    (\w+) *(\*?) *(\w+)((?:\[\w+\])*)",
+        re.search(rf"cdef struct {name}:\n((?:    .*\n)+)", text)[1],
+        re.MULTILINE,
+    ):
+        type_ = ctypes.c_void_p if star else getattr(ctypes, "c_" + kind.removesuffix("_t"))
+        for size in reversed(re.findall(r"\w+", sizes)):
+            type_ *= constants[size] if size in constants else int(size)
+        fields.append((field, type_))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+def test_structs_are_declared_as_they_are(emulated):
+    """What kernels take is declared in CUDA C++ and in Cython."""
+    kernels = Path(nvsym.__file__).parent / "kernels"
+    text = (kernels / "allreduce.pxd").read_text() + (kernels / "staged.pxd").read_text()
+    constants = {name: int(value, 0) for name, value in re.findall(r"^    (\w+) *= (\d\w*)", text, re.MULTILINE)}
+    team, flags, rounds, stage = (
+        declared(text, name, constants) for name in ("TeamArgs", "StageFlags", "StageRounds", "Stage")
+    )
+    pad = 2 * constants["MAX_BLOCKS"] * constants["MAX_PES"] * 4
+    expected = [
+        *(ctypes.sizeof(team), team.delta.offset, ctypes.sizeof(flags), flags.loose.offset),
+        *(ctypes.sizeof(rounds), rounds.copied.offset, ctypes.sizeof(stage), stage.number.offset, pad),
+    ]
+    emulated.layout.restype = ctypes.c_ulong
+    assert [emulated.layout(i) for i in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])

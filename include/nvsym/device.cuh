@@ -168,9 +168,9 @@ struct Xor {
 
 /* ---- launches ----------------------------------------------------------------------------------------------------- */
 
-/* First of all in a kernel that may be launched while the one before it on the stream still runs (programmatic dependent
- * launch): wait until that one is done and what it stored is visible, then let the next one be launched, up to here. Nothing
- * where the launch was an ordinary one. */
+/* First of all in every kernel of a collective and of a put: one that is launched while the one before it on the stream still runs
+ * (programmatic dependent launch) waits until that one is done and what it stored is visible. Then it lets the next one be launched, up
+ * to here; so do kernels that are never launched early themselves, as the one behind them may be. Nothing where no launch is early. */
 __device__ __forceinline__ void await_predecessor()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -18,6 +18,7 @@ cdef struct StageFlags:
     uint32_t seen[MAX_BLOCKS]
     uint32_t loose[STAGES][LOOSE_LINES][4]
     uint32_t failed
+    uint32_t aligned[3]
 
 cdef struct StageRounds:
     uint32_t round[STAGES][MAX_BLOCKS]

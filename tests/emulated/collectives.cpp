@@ -9,6 +9,7 @@
 #include "nvsym/multimem_allreduce.cuh"
 #include "nvsym/staged.cuh"
 
+#include <cstddef>
 #include <cstdio>
 #include <sys/mman.h>
 
@@ -438,6 +439,16 @@ extern "C" int run_missing(uint64_t seed, int n, int kind, int missing)
                 return 1;
             }
     return 0;
+}
+
+/* What nvsym/kernels declares in Cython has to be the same. */
+extern "C" unsigned long layout(int i)
+{
+    const unsigned long numbers[] = {
+        sizeof(Team), offsetof(Team, delta), sizeof(StageFlags), offsetof(StageFlags, loose), sizeof(StageRounds),
+        offsetof(StageRounds, copied), sizeof(Stage), offsetof(Stage, number), sizeof(Pad),
+    };
+    return numbers[i];
 }
 
 extern "C" int kinds() { return KINDS; }
