@@ -133,7 +133,6 @@ cdef class CudaRuntime(Runtime):
 
     cdef int order_behind(self, void *before, void *after) except -1:
         cdef int i
-        cdef CUevent event
         cdef uint64_t first = 0, second = 0
         cdef Used *used
         if self.capturing(after):
@@ -152,10 +151,7 @@ cdef class CudaRuntime(Runtime):
                 if used.recorded:
                     CHECK_CUDA(cuda.cuStreamWaitEvent(after, used.event, 0), b"cuStreamWaitEvent")
             elif not self.capturing(before):
-                event = self.spare_event()
-                CHECK_CUDA(cuda.cuEventRecord(event, before), b"cuEventRecord")
-                CHECK_CUDA(cuda.cuStreamWaitEvent(after, event, 0), b"cuStreamWaitEvent")
-                self.spare_events.append(<size_t> event)
+                self.stream_order(before, after)
         return 0
 
     cdef int capture_id(self, void *stream, uint64_t *number) except -1:

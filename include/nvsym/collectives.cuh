@@ -81,6 +81,15 @@ struct Patience {
     }
 };
 
+/* Wait for a member to count up to a number; false when it took too long. */
+__device__ __forceinline__ bool await_count(const u32 *count, u32 least, int member, Patience &patience)
+{
+    while ((int)(load_acquire(count) - least) < 0)
+        if (patience.gone(member))
+            return false;
+    return true;
+}
+
 /* Meet the blocks of the same number on all PEs. Returns false once a wait took too long. */
 __device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
 {
@@ -92,11 +101,7 @@ __device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
         if (p != t.me) {
             store_release(at(own + t.me, t, p), epoch);
             Patience patience(t);
-            while ((int)(load_acquire(own + p) - epoch) < 0)
-                if (patience.gone(p)) {
-                    here = false;
-                    break;
-                }
+            here = await_count(own + p, epoch, p, patience);
         }
     }
     return __syncthreads_and(here);

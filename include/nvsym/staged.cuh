@@ -119,10 +119,9 @@ __device__ __forceinline__ bool agree_on_seen(const Stage &stage, const Team &t,
         u32 *own = &stage.flags->seen[blockIdx.x];
         *(volatile u32 *)at(own, t, 1 - t.me) = seen; /* no more than that something was seen: nothing to release */
         Patience patience(t);
-        while (here && (int)(load_acquire(own) - seen) < 0)
-            here = !patience.gone(1 - t.me);
-        while (here && any_marked && (int)(load_acquire(&stage.rounds->copied[number]) - round) < 0)
-            here = !patience.gone(t.me);
+        here = await_count(own, seen, 1 - t.me, patience);
+        if (any_marked)
+            here = here && await_count(&stage.rounds->copied[number], round, t.me, patience);
     }
     return __syncthreads_and(here);
 }
@@ -236,8 +235,7 @@ template <class T, class Op> __device__ __forceinline__ void staged(T *dst, cons
         u32 *emptied = &stage.flags->emptied[stage.number][block];
         store_release(at(emptied, t, peer), round);
         Patience patience(t);
-        while (here && (int)(load_acquire(emptied) - round) < 0)
-            here = !patience.gone(peer);
+        here = await_count(emptied, round, peer, patience);
         if (here && load_acquire(&stage.flags->failed)) {
             give_up(t, peer);
             here = false;

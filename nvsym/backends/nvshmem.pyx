@@ -1136,8 +1136,8 @@ cdef class NvshmemBackend(Backend):
             return "two_shot", "it was asked for", thresholds
         if algorithm == ALGO_ONE_SHOT:
             if name == "low_latency" or self.kernels.pushes(&t.kernels, nbytes):
-                name = "low_latency" if name == "low_latency" else "push"
-                return name, "one_shot was asked for, and this is a form of it without barriers", thresholds
+                reason = "one_shot was asked for, and this is a form of it without barriers"
+                return "low_latency" if name == "low_latency" else "push", reason, thresholds
             if in_place:
                 raise ValueError(f"algorithm: 'one_shot' of {nbytes} bytes cannot be done in place; use 'two_shot' or 'auto'")
             return "one_shot", "it was asked for", thresholds

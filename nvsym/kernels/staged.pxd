@@ -39,13 +39,11 @@ cdef struct Stage:
 # Whether copies and kernels of a graph that wait for each other's PEs run side by side.
 cdef bint enough_queues() except -1
 
-# A stream that copies, and events by which it and the caller's stream wait for each other.
+# A stream that copies, and events by which the caller's stream waits for it.
 cdef class Lane:
     cdef CUstream stream
-    cdef CUevent  event
     cdef CUevent  counted[STAGES]   # behind what counts a copy
 
-    cdef int order(self, CUstream before, CUstream after) except -1 nogil
     cdef int close(self) except -1
 
 # The stages of two PEs, and the streams that fill them.

@@ -40,19 +40,14 @@ cdef class Lane:
 
     def __cinit__(self):
         CHECK_CUDA(cuda.cuStreamCreate(&self.stream, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
-        CHECK_CUDA(cuda.cuEventCreate(&self.event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
         for i in range(STAGES):
             CHECK_CUDA(cuda.cuEventCreate(&self.counted[i], CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
-
-    cdef int order(self, CUstream before, CUstream after) except -1 nogil:
-        CHECK_CUDA(cuda.cuEventRecord(self.event, before), b"cuEventRecord")
-        return CHECK_CUDA(cuda.cuStreamWaitEvent(after, self.event, 0), b"cuStreamWaitEvent")
 
     cdef int close(self) except -1:
         CHECK_CUDA(cuda.cuStreamDestroy(self.stream), b"cuStreamDestroy")
         for i in range(STAGES):
             CHECK_CUDA(cuda.cuEventDestroy(self.counted[i]), b"cuEventDestroy")
-        return CHECK_CUDA(cuda.cuEventDestroy(self.event), b"cuEventDestroy")
+        return 0
 
 
 cdef class StagedCopies:
@@ -123,30 +118,32 @@ cdef class StagedCopies:
             count_copy = NULL
         stage.flags, stage.rounds, stage.in_place = <StageFlags *> self.memory, self.rounds, dst == src
         arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &stage, team
+        self.gpu.stream_order(stream, lane.stream)
+        self.in_part = runs
         with nogil:
-            lane.order(stream, lane.stream)
-            self.in_part = runs
             for r in range(min(rounds, <size_t> STAGES)):
                 self.send(lane, count_copy, r, delta, src + r * part, pushed if r == 0 else 0, min(part, nbytes - r * part))
-            for r in range(rounds):
-                begin = r * part
-                size = min(part, nbytes - begin)
-                count = size // itemsize
-                stage.number = r % STAGES
-                stage.packs, stage.marks = self.stage_of(r), <uint8_t *> (self.memory + marks_begin() + r % STAGES * self.size // 16)
-                stage.pushed = pushed // 16 if r == 0 else 0
+        for r in range(rounds):
+            begin = r * part
+            size = min(part, nbytes - begin)
+            count = size // itemsize
+            stage.number = r % STAGES
+            stage.packs, stage.marks = self.stage_of(r), <uint8_t *> (self.memory + marks_begin() + r % STAGES * self.size // 16)
+            stage.pushed = pushed // 16 if r == 0 else 0
+            with nogil:
                 launch_own(kernel, blocks, THREADS, arguments, stream, False)
-                dst, src = dst + size, src + size
                 # Else the next kernel could keep the one that counts from a hardware queue, and with it the copy behind that.
                 if count_copy != NULL and r + 1 < rounds:
                     CHECK_CUDA(cuda.cuStreamWaitEvent(stream, lane.counted[r % STAGES], 0), b"cuStreamWaitEvent")
-                if r + STAGES < rounds:
-                    lane.order(stream, lane.stream)
-                    begin += STAGES * part
+            dst, src = dst + size, src + size
+            if r + STAGES < rounds:
+                self.gpu.stream_order(stream, lane.stream)
+                begin += STAGES * part
+                with nogil:
                     self.send(lane, count_copy, r + STAGES, delta, src + part, 0, min(part, nbytes - begin))
-            # The kernels do not wait for the own copies: the caller may overwrite the operand, and the next call store to the stages,
-            # only behind them.
-            lane.order(lane.stream, stream)
+        # The kernels do not wait for the own copies: the caller may overwrite the operand, and the next call store to the stages,
+        # only behind them.
+        self.gpu.stream_order(lane.stream, stream)
         self.in_part = False
         return 0
 
