@@ -37,7 +37,7 @@ struct Team {
     Pad *pad;       /* symmetric */
     char *ll;       /* symmetric: [LL_STAGES][LL_BLOCKS][n][ll_bytes] of data and flags */
     u64 ll_bytes;   /* of one block's lines from one PE */
-    char *push;     /* symmetric, or null: [n - 1][PUSH_STAGES][PUSH_PACKS + 1][push_blocks][PUSH_THREADS] packs, words EMPTY */
+    char *push;     /* symmetric, or null: [PUSH_STAGES][PUSH_PACKS + 1][push_blocks][PUSH_THREADS] packs, words EMPTY */
     u64 push_blocks;
     u32 *failure;   /* host memory: not zero once a wait took too long; then, by member, 1 + the op that waited for it */
     u64 limit_ns;   /* 0: no limit */
@@ -89,6 +89,21 @@ __device__ __forceinline__ bool await_count(const u32 *count, u32 least, int mem
             return false;
     return true;
 }
+
+/* Wait for a line whose halves both have this flag; false when it took too long. */
+__device__ __forceinline__ bool await_line(Words &w, const void *line, u32 flag, int member, Patience &patience)
+{
+    w = load_flagged(line);
+    while (w.w[1] != flag || w.w[3] != flag) {
+        if (patience.gone(member))
+            return false;
+        w = load_flagged(line);
+    }
+    return true;
+}
+
+/* What it carries. */
+__device__ __forceinline__ u64 data_of(Words w) { return (u64)w.w[0] | (u64)w.w[2] << 32; }
 
 /* Meet the blocks of the same number on all PEs. Returns false once a wait took too long. */
 __device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
@@ -166,9 +181,14 @@ template <class T, class Op> struct Fold {
     __device__ __forceinline__ Words end() const
     {
         Pack<T> out;
+        if constexpr (E::PAIRS)
 #pragma unroll
-        for (int k = 0; k < COUNT; k++)
-            out.item[k] = E::store(sum[k]);
+            for (int k = 0; k < 4; k++)
+                out.words.w[k] = E::store_pair(sum[2 * k], sum[2 * k + 1]);
+        else
+#pragma unroll
+            for (int k = 0; k < COUNT; k++)
+                out.item[k] = E::store(sum[k]);
         return out.words;
     }
 };
@@ -369,16 +389,9 @@ template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst,
             } in;
             in.bits = mine;
             if (p != t.me) {
-                const char *line = stage + (u64)p * t.ll_bytes;
-                Words w = load_flagged(line);
-                while (w.w[1] != epoch || w.w[3] != epoch) {
-                    if (patience.gone(p)) {
-                        here = false;
-                        break;
-                    }
-                    w = load_flagged(line);
-                }
-                in.bits = (u64)w.w[0] | (u64)w.w[2] << 32;
+                Words w;
+                here = await_line(w, stage + (u64)p * t.ll_bytes, epoch, p, patience);
+                in.bits = data_of(w);
             }
 #pragma unroll
             for (int k = 0; k < K; k++)
@@ -406,7 +419,7 @@ template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst,
         *last = epoch;
 }
 
-/* ---- push: each PE stores its operand to all, and reduces what came; no barrier; also in place --------------------- */
+/* ---- push: each of two PEs stores its operand to the other, and reduces what came; no barrier; also in place ------- */
 
 /* What is stored tells by itself that it has come: the stages hold EMPTY in every word before and after. A thread whose own words
  * include EMPTY (or begin with KEYED) chooses a key so that none does, stores the words xor the key with KEYED first, and the
@@ -414,7 +427,7 @@ template <class T, class Op> __device__ __forceinline__ void low_latency(T *dst,
  * stored whole, need no order among each other.
  *
  * The stages are used in turn, by each thread its own packs, and there are enough for two calls. So a stage was last used before the
- * call before this one; and in that call the block took what all had pushed, after they were done with all before. */
+ * call before this one; and in that call the block took what the other had pushed, after it was done with all before. */
 
 /* 16 bytes of the operand from any address; past its end, zeros. */
 template <class T> __device__ __forceinline__ Words load_pack(const T *src, u64 i, u64 count, bool aligned)
@@ -446,124 +459,97 @@ template <class T> __device__ __forceinline__ void store_pack(T *dst, u64 i, u64
             store_item(dst + i * K + k, v.item[k]);
 }
 
-/* Packs i, i + stride, ... (C of them) of the operand to the same thread of all PEs. */
-template <class T, int C>
-__device__ __forceinline__ void push_step(const T *src, u64 i, u64 stride, u64 packs, u64 count, bool aligned, char *stage, u64 layer,
-                                          u32 turn, const Team &t)
+/* A thread's packs i, i + stride, ... (C of them) to the same thread of the other PE: to a stage there, a layer for each. */
+template <int C>
+__device__ __forceinline__ void push_step(const Words (&own)[C], u64 i, u64 stride, u64 packs, char *to, u64 layer, u32 turn)
 {
     if (i >= packs)
         return;
-    Words out[C];
-    bool plain = true;
-#pragma unroll
-    for (int c = 0; c < C; c++)
-        if (i + c * stride < packs)
-            out[c] = load_pack(src, i + c * stride, count, aligned);
+    bool plain = own[0].w[0] != KEYED;
 #pragma unroll
     for (int c = 0; c < C; c++)
         if (i + c * stride < packs)
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                plain = plain && out[c].w[k] != EMPTY;
-    u32 key = 0;
-    const u32 first = out[0].w[0];
-    if (!plain || first == KEYED) {
-        for (plain = false; !plain;) {
-            key++; /* each word forbids one key */
-            plain = true;
-            for (int c = 0; c < C; c++)
-                if (i + c * stride < packs)
-                    for (int k = 0; k < 4; k++)
-                        plain = plain && (out[c].w[k] ^ key) != EMPTY;
-        }
-#pragma unroll
-        for (int c = 0; c < C; c++)
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                out[c].w[k] ^= key;
-        out[0].w[0] = KEYED;
-    }
-    for (int k = 1; k < t.n; k++) {
-        const int p = t.me + k < t.n ? t.me + k : t.me + k - t.n;
-        /* There, this PE is the (n - k)-th after the owner. */
-        char *to = at(stage, t, p) + (u64)(t.n - k - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * layer;
+                plain = plain && own[c].w[k] != EMPTY;
+    if (plain) {
 #pragma unroll
         for (int c = 0; c < C; c++)
             if (i + c * stride < packs)
-                store_words(to + c * layer, out[c]);
-        if (key)
-            store_flagged(to + PUSH_PACKS * layer, first, key, turn);
+                store_words(to + c * layer, own[c]);
+        return;
     }
+    u32 key = 0;
+    while (!plain) {
+        key++; /* each word forbids one key */
+        plain = true;
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            if (i + c * stride < packs)
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    plain = plain && (own[c].w[k] ^ key) != EMPTY;
+    }
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        if (i + c * stride < packs) {
+            Words out;
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                out.w[k] = c == 0 && k == 0 ? KEYED : own[c].w[k] ^ key;
+            store_words(to + c * layer, out);
+        }
+    store_flagged(to + PUSH_PACKS * layer, own[0].w[0], key, turn);
 }
 
+/* Reduce them with those of the other PE, once these have come to the own stage; false when that took too long. */
 template <class T, class Op, int C>
-__device__ __forceinline__ bool take_step(T *dst, const T *src, u64 i, u64 stride, u64 packs, u64 count, bool aligned, bool to_aligned,
-                                          char *stage, u64 layer, u32 turn, const Team &t, Patience &patience)
+__device__ __forceinline__ bool take_step(T *dst, const Words (&own)[C], u64 i, u64 stride, u64 packs, u64 count, bool aligned, char *from,
+                                          u64 layer, u32 turn, const Team &t, Patience &patience)
 {
     if (i >= packs)
         return true;
     const Words empty = {{EMPTY, EMPTY, EMPTY, EMPTY}};
-    Fold<T, Op> fold[C];
-    for (int p = 0; p < t.n; p++) {
-        Words in[C];
-        if (p == t.me) {
-#pragma unroll
-            for (int c = 0; c < C; c++)
-                if (i + c * stride < packs)
-                    in[c] = load_pack(src, i + c * stride, count, aligned);
-        } else {
-            const int region = p > t.me ? p - t.me - 1 : p - t.me - 1 + t.n;
-            char *from = stage + (u64)region * PUSH_STAGES * (PUSH_PACKS + 1) * layer;
-            for (;;) {
-                bool came = true;
-#pragma unroll
-                for (int c = 0; c < C; c++)
-                    if (i + c * stride < packs)
-                        in[c] = load_flagged(from + c * layer);
-#pragma unroll
-                for (int c = 0; c < C; c++)
-                    if (i + c * stride < packs)
-#pragma unroll
-                        for (int k = 0; k < 4; k++)
-                            came = came && in[c].w[k] != EMPTY;
-                if (came)
-                    break;
-                if (patience.gone(p))
-                    return false;
-            }
-            if (in[0].w[0] == KEYED) {
-                Words line = load_flagged(from + PUSH_PACKS * layer);
-                while (line.w[1] != turn || line.w[3] != turn) {
-                    if (patience.gone(p))
-                        return false;
-                    line = load_flagged(from + PUSH_PACKS * layer);
-                }
-                const u32 key = line.w[2];
-#pragma unroll
-                for (int c = 0; c < C; c++)
-#pragma unroll
-                    for (int k = 0; k < 4; k++)
-                        in[c].w[k] ^= key;
-                in[0].w[0] = line.w[0];
-            }
-#pragma unroll
-            for (int c = 0; c < C; c++)
-                if (i + c * stride < packs)
-                    store_words(from + c * layer, empty);
-        }
+    const int peer = 1 - t.me;
+    Words in[C];
+    for (;;) {
+        bool came = true;
 #pragma unroll
         for (int c = 0; c < C; c++)
-            if (i + c * stride < packs) {
-                if (p == 0)
-                    fold[c].begin(in[c]);
-                else
-                    fold[c].add(in[c]);
-            }
+            if (i + c * stride < packs)
+                in[c] = load_flagged(from + c * layer);
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            if (i + c * stride < packs)
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    came = came && in[c].w[k] != EMPTY;
+        if (came)
+            break;
+        if (patience.gone(peer))
+            return false;
+    }
+    if (in[0].w[0] == KEYED) {
+        Words line;
+        if (!await_line(line, from + PUSH_PACKS * layer, turn, peer, patience))
+            return false;
+        const u32 key = line.w[2];
+#pragma unroll
+        for (int c = 0; c < C; c++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                in[c].w[k] ^= key;
+        in[0].w[0] = line.w[0];
     }
 #pragma unroll
     for (int c = 0; c < C; c++)
-        if (i + c * stride < packs)
-            store_pack(dst, i + c * stride, count, to_aligned, fold[c].end());
+        if (i + c * stride < packs) {
+            Fold<T, Op> fold;
+            store_words(from + c * layer, empty);
+            fold.begin(t.me == 0 ? own[c] : in[c]);
+            fold.add(t.me == 0 ? in[c] : own[c]);
+            store_pack(dst, i + c * stride, count, aligned, fold.end());
+        }
     return true;
 }
 
@@ -578,15 +564,23 @@ template <class T, class Op, int C> __device__ __forceinline__ void push_steps(T
     char *stages = t.push + thread * 16;
     Patience patience(t);
     bool here = true;
+    Words own[C], before[C]; /* of this step, and of the one before */
     /* What is pushed in a step is on its way while the step before is taken. */
     for (u32 s = 1; s <= steps + 1; s++) {
         const u64 i = first + (s - 1) * stride * C;
-        if (s <= steps)
-            push_step<T, C>(src, i, stride, packs, count, aligned, stages + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer,
-                            turn + s, t);
+        if (s <= steps) {
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                if (i + c * stride < packs)
+                    own[c] = load_pack(src, i + c * stride, count, aligned);
+            push_step<C>(own, i, stride, packs, at(stages, t, 1 - t.me) + (turn + s) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s);
+        }
         if (s > 1 && here)
-            here = take_step<T, Op, C>(dst, src, i - stride * C, stride, packs, count, aligned, to_aligned,
+            here = take_step<T, Op, C>(dst, before, i - stride * C, stride, packs, count, to_aligned,
                                        stages + (turn + s - 1) % PUSH_STAGES * (PUSH_PACKS + 1) * layer, layer, turn + s - 1, t, patience);
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            before[c] = own[c];
     }
     __syncthreads();
     if (threadIdx.x == 0)

@@ -27,13 +27,21 @@ struct bf16 {
 
 template <class T> struct Element {
     typedef T Sum;
+    static constexpr bool PAIRS = false; /* has store_pair, of two in a word */
     static __device__ __forceinline__ T load(T x) { return x; }
     static __device__ __forceinline__ T store(T x) { return x; }
 };
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define NVSYM_CONVERTS_PAIRS 1 /* and bfloat16 */
+#else
+#define NVSYM_CONVERTS_PAIRS 0
+#endif
+
 #ifndef NVSYM_EMULATED
 template <> struct Element<f16> {
     typedef float Sum;
+    static constexpr bool PAIRS = NVSYM_CONVERTS_PAIRS;
     static __device__ __forceinline__ float load(f16 x)
     {
         float f;
@@ -46,12 +54,35 @@ template <> struct Element<f16> {
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(x));
         return h;
     }
+#if NVSYM_CONVERTS_PAIRS
+    static __device__ __forceinline__ u32 store_pair(float x, float y)
+    {
+        u32 pair;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+        return pair;
+    }
+#endif
 };
 #endif
 
 template <> struct Element<bf16> {
     typedef float Sum;
+    static constexpr bool PAIRS = NVSYM_CONVERTS_PAIRS;
     static __device__ __forceinline__ float load(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+#if NVSYM_CONVERTS_PAIRS
+    static __device__ __forceinline__ bf16 store(float x)
+    {
+        bf16 b;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b.bits) : "f"(x));
+        return b;
+    }
+    static __device__ __forceinline__ u32 store_pair(float x, float y)
+    {
+        u32 pair;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+        return pair;
+    }
+#else
     static __device__ __forceinline__ bf16 store(float x)
     {
         u32 u = __float_as_uint(x);
@@ -60,6 +91,7 @@ template <> struct Element<bf16> {
         b.bits = (u & 0x7fffffffu) > 0x7f800000u ? (u16)((u >> 16) | 0x40u) : (u16)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
         return b;
     }
+#endif
 };
 
 /* A float8 type of EXPONENT and MANTISSA bits, summed in float32 and rounded once, to nearest even, as ml_dtypes does it. */
@@ -82,6 +114,7 @@ typedef f8<5, 2, 16, UNSIGNED_0> e5m2fnuz;
 template <int EXPONENT, int MANTISSA, int BIAS, Float8Kind KIND> struct Element<f8<EXPONENT, MANTISSA, BIAS, KIND>> {
     typedef float Sum;
     typedef f8<EXPONENT, MANTISSA, BIAS, KIND> Type;
+    static constexpr bool PAIRS = false;
     static constexpr u32 INFINITE = ((1u << EXPONENT) - 1u) << MANTISSA; /* the first code with the largest exponent */
     /* The first code that is no finite number, and what becomes of numbers that would round to it or beyond. */
     static constexpr u32 END = KIND == IEEE ? INFINITE : KIND == FINITE ? 0x7fu : 0x80u;
@@ -127,6 +160,7 @@ template <int EXPONENT, int MANTISSA, int BIAS, Float8Kind KIND> struct Element<
 
 template <> struct Element<bool> {
     typedef bool Sum;
+    static constexpr bool PAIRS = false;
     static __device__ __forceinline__ bool load(bool x) { return x; }
     static __device__ __forceinline__ bool store(bool x) { return x; }
 };

@@ -181,15 +181,10 @@ struct Lines {
     /* False when it took too long. */
     __device__ __forceinline__ bool receive(int p, u64 *bits)
     {
-        const char *line = stage + (u64)p * t.ll_bytes;
-        Words w = load_flagged(line);
-        while (w.w[1] != epoch || w.w[3] != epoch) {
-            if (patience.gone(p))
-                return false;
-            w = load_flagged(line);
-        }
-        *bits = (u64)w.w[0] | (u64)w.w[2] << 32;
-        return true;
+        Words w;
+        const bool here = await_line(w, stage + (u64)p * t.ll_bytes, epoch, p, patience);
+        *bits = data_of(w);
+        return here;
     }
     __device__ __forceinline__ void end() const
     {

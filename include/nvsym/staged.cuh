@@ -154,13 +154,10 @@ __device__ __forceinline__ bool exchange_loose(T *dst, const T *src, const Layou
         Words *place = &stage.flags->loose[stage.number][line];
         store_flagged(at(place, t, 1 - t.me), (u32)own.bits, (u32)(own.bits >> 32), round);
         Patience patience(t);
-        Words w = load_flagged(place);
-        while (w.w[1] != round || w.w[3] != round) {
-            if (patience.gone(1 - t.me))
-                return false;
-            w = load_flagged(place);
-        }
-        in.bits = (u64)w.w[0] | (u64)w.w[2] << 32;
+        Words w;
+        if (!await_line(w, place, round, 1 - t.me, patience))
+            return false;
+        in.bits = data_of(w);
 #pragma unroll
         for (int k = 0; k < K; k++)
             if (index[k] < layout.items) {

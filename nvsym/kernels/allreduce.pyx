@@ -34,7 +34,7 @@ cdef enum:
     LL_THREADS     = 128        # of its blocks, while they are few
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
-    PUSH_PES       = 2          # for more, pushing all to all takes more of the link than reading in shares
+    PUSH_PES       = 2          # with more, pushing all to all takes more of the link than reading in shares
     PUSH_MOST      = 16 << 20   # bytes above which copy engines are faster
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
     EPOCHS         = 3 * MAX_BLOCKS
@@ -78,9 +78,9 @@ cdef class AllreduceKernels:
         """Take what all PEs have agreed on: the fewest blocks that one has, and the most PEs that share a GPU."""
         self.blocks = blocks
         # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
-        push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and 2 <= self.n_pes <= PUSH_PES
+        push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and self.n_pes == PUSH_PES
         if push:
-            self.push_bytes = <size_t> (self.n_pes - 1) * PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
+            self.push_bytes = <size_t> PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
         return 0
 
     cdef size_t workspace_bytes(self):

@@ -23,7 +23,7 @@ from .launch cimport launch_own
 cdef enum:
     THREADS   = 512             # of a block
     UNIT      = THREADS * STAGED_PACKS * 16     # bytes that a block reduces at a time
-    PUSHED    = 1 << 20         # bytes that go over the link while a copy engine begins
+    PUSHED    = 3 << 20         # bytes that go over the link while a copy engine begins
     ALIGNMENT = 256             # of the parts
     QUEUES    = 4               # at least; CUDA has 8 where nobody says otherwise
 
