@@ -134,6 +134,7 @@ DAMAGES = {
         "",
     ),
     "that what is pushed has a key": ("collectives", "bool plain = own[0].w[0] != KEYED;", "bool plain = true;"),
+    "that a key has come": ("collectives", "KEY_FLAG = 0x7fffffffu", "KEY_FLAG = 0xffffffffu"),
     "to empty what was pushed": ("collectives", "store_words(from + c * layer, empty);", ""),
     "that the peer has seen what is overwritten": ("staged", "await_count(own, seen, 1 - t.me, patience)", "true"),
     "that the peer has given up": ("staged", "if (here && load_acquire(&stage.flags->failed)) {", "if (false) {"),
@@ -157,7 +158,11 @@ def test_the_emulation_notices(tmp_path, damage):
         runs = ((ctypes.c_uint64(seed), *run) for seed in range(60) for run in ((30, -1), (3, seed % 2)))
         assert any(emulated.run_staged(*run) for run in runs)
     else:
-        assert any(emulated.run_random(ctypes.c_uint64(seed), n, 50) for seed in range(20) for n in (2, 3, 4))
+        assert any(
+            emulated.run_random(ctypes.c_uint64(seed), n, 50)
+            for n in (2, 3, 4)
+            for seed in range(400 if n == 2 else 20)
+        )
 
 
 def pointer(array):

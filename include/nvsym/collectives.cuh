@@ -24,6 +24,7 @@ constexpr int PUSH_STEPS = 4;     /* of a launch, at most */
 constexpr int PUSH_STAGES = 2 * PUSH_STEPS;
 constexpr u32 EMPTY = 0x9e3779b9u; /* what a word of a stage holds while nothing has come */
 constexpr u32 KEYED = 0x85ebca6bu; /* in the first word: the words are those of the operand xor a key */
+constexpr u32 KEY_FLAG = 0x7fffffffu; /* the bits of a step's number that are the flag of its key: never EMPTY */
 
 /* The part of a team's memory that its kernels use, on the symmetric heap; zero at first. */
 struct Pad {
@@ -499,7 +500,7 @@ __device__ __forceinline__ void push_step(const Words (&own)[C], u64 i, u64 stri
                 out.w[k] = c == 0 && k == 0 ? KEYED : own[c].w[k] ^ key;
             store_words(to + c * layer, out);
         }
-    store_flagged(to + PUSH_PACKS * layer, own[0].w[0], key, turn);
+    store_flagged(to + PUSH_PACKS * layer, own[0].w[0], key, turn & KEY_FLAG);
 }
 
 /* Reduce them with those of the other PE, once these have come to the own stage; false when that took too long. */
@@ -531,7 +532,7 @@ __device__ __forceinline__ bool take_step(T *dst, const Words (&own)[C], u64 i, 
     }
     if (in[0].w[0] == KEYED) {
         Words line;
-        if (!await_line(line, from + PUSH_PACKS * layer, turn, peer, patience))
+        if (!await_line(line, from + PUSH_PACKS * layer, turn & KEY_FLAG, peer, patience))
             return false;
         const u32 key = line.w[2];
 #pragma unroll

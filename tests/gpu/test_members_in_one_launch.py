@@ -22,7 +22,8 @@ KINDS = (
 IN_PLACE = ("two_shot", "push", "low_latency", "broadcast", "broadcast_in_shares", "broadcast_lines", "staged")
 OF_TWO = ("push", "staged")  # members
 MAX_PES, MAX_BLOCKS, LL_STAGES, LL_BLOCKS = 32, 256, 2, 128
-PUSH_THREADS, PUSH_STAGES, PUSH_LAYERS, PUSH_BLOCKS, EMPTY = 512, 8, 5, 4, 0x9E3779B9
+PUSH_THREADS, PUSH_STAGES, PUSH_LAYERS, PUSH_BLOCKS = 512, 8, 5, 4
+EMPTY, KEYED = 0x9E3779B9, 0x85EBCA6B
 LL_BYTES = 16 * 64
 EPOCHS = 3 * MAX_BLOCKS
 STAGES, STAGE_BYTES, STAGE_THREADS = 2, 32 << 10, 64
@@ -147,6 +148,8 @@ class Gpu:
 
     def write(self, pointer, data):
         data = bytes(data)
+        if not data:
+            return
         self("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
 
     def read(self, pointer, nbytes):
@@ -169,9 +172,10 @@ def gpu():
 
 
 def value(member, n):
-    """Whole numbers, whose sums are exact, and words that look as if nothing had come."""
+    """Whole numbers, whose sums are exact; words that look as if nothing had come, or as if the others of a pack had a key."""
     numbers = ((7 * member + 3 * np.arange(n)) % 17).astype(np.float32)
     numbers.view(np.uint32)[5 + member :: 701] = EMPTY
+    numbers.view(np.uint32)[12 + 8 * member :: 404] = KEYED
     return numbers
 
 
@@ -197,7 +201,7 @@ def grid(kind, members, count):
         lines = (4 * count + 7) // 8
         threads = min((lines + 31) // 32 * 32, 64)
         return (lines + threads - 1) // threads, threads
-    if kind == "staged":
+    if kind in OF_TWO:  # several steps, or units of a block
         return 3, STAGE_THREADS
     return 3, 256 if members > 2 else 512
 
