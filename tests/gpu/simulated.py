@@ -3,6 +3,7 @@
 
 import ctypes
 import importlib
+import os
 
 import pytest
 
@@ -26,6 +27,16 @@ def library(name):
         return None if is_simulated() else importlib.import_module(name)
     except ModuleNotFoundError:
         return None
+
+
+def share_without_mps(n):
+    """Whether `n` PEs that a test starts share a real GPU without MPS, where NVSHMEM has no collectives.
+
+    tools/gpu.sh says which GPUs there are: one, or one for each PE.
+    """
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    real = "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "")
+    return real and len(gpus) < n and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 class TorchStream:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from simulated import share_without_mps
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cuda_cpp"
 PES = int(os.environ.get("NVSYM_TEST_GPU_PES", "1"))
@@ -15,20 +16,20 @@ pytestmark = [
         "nvshmem" not in os.environ.get("NVSYM_TEST_BACKENDS", ""), reason="a real GPU: a simulated one runs no kernels"
     ),
     pytest.mark.skipif(
-        PES > 1 and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ,
-        reason="MPS: kernels of several PEs on one GPU have to run at the same time",
+        share_without_mps(PES), reason="MPS: kernels of several PEs on one GPU have to run at the same time"
     ),
+    pytest.mark.parametrize("n", [pytest.param(PES, id=f"nvshmem-n{PES}")]),
 ]
 
 
 @pytest.mark.parametrize("count", [1, 1003, 200_000])
-def test_ring_by_nvrtc(mpirun, count):
+def test_ring_by_nvrtc(mpirun, n, count):
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    job = mpirun(PES, EXAMPLES / "ring.py", "--count", count, timeout=120)
-    assert job.stdout == f"3 sums of {count} elements over {PES} PEs by a ring\nall elements are right\n"
+    job = mpirun(n, EXAMPLES / "ring.py", "--count", count, timeout=120)
+    assert job.stdout == f"3 sums of {count} elements over {n} PEs by a ring\nall elements are right\n"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_histogram_by_nvcc(mpirun):
-    job = mpirun(PES, EXAMPLES / "histogram.py", "--samples", 50_001, "--bins", 777, timeout=180)
-    assert job.stdout == f"{PES * 50_001} samples in 777 bins on {PES} PEs\nall bins are right\n"
+def test_histogram_by_nvcc(mpirun, n):
+    job = mpirun(n, EXAMPLES / "histogram.py", "--samples", 50_001, "--bins", 777, timeout=180)
+    assert job.stdout == f"{n * 50_001} samples in 777 bins on {n} PEs\nall bins are right\n"

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from simulated import share_without_mps
 
 ROOT = Path(__file__).resolve().parents[2]
-# A real GPU is shared by the PEs; of the simulated ones each PE has one.
 REAL = "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "")
 PES = int(os.environ.get("NVSYM_TEST_GPU_PES", "1" if REAL else "2"))
-SHARED = REAL and PES > 1 and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 here = pytest.mark.parametrize("n", [pytest.param(PES, id=f"{'nvshmem' if REAL else 'simulator'}-n{PES}")])
 
 PROLOGUE = """
@@ -83,7 +82,7 @@ EXAMPLES = {
 @here
 def test_example(mpirun, n, example):
     text = (ROOT / "examples" / example).read_text()
-    refused = SHARED and re.search(r"nvsym\.(allreduce|fcollect|signal_wait_until)\(", text)
+    refused = share_without_mps(n) and re.search(r"nvsym\.(allreduce|fcollect|signal_wait_until)\(", text)
     job = mpirun(n, ROOT / "examples" / example, *EXAMPLES[example], check=False, timeout=120,
                  env={"NVSYM_BACKEND": "nvshmem"})  # fmt: skip
     if refused:

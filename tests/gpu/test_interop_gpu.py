@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from simulated import share_without_mps
 
 import nvsym
 from nvsym import SHMEMBuffer
@@ -395,7 +396,7 @@ RUNS = {
 def test_example(mpirun, name, n):
     library, options, words = RUNS[name]
     pytest.importorskip(library, reason=f"{library} is not installed")
-    if n > 1 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY") and name not in ("cupy_ring", "numba_heat"):
+    if share_without_mps(n) and name not in ("cupy_ring", "numba_heat"):
         pytest.skip("PEs share a GPU without MPS: NVSHMEM has no collectives (capability 'collectives')")
     script = EXAMPLES / f"{name}.py"
     program = (WITH_ROW_STACK, script) if name == "numba_heat" else (script,)
