@@ -19,7 +19,7 @@ import sys
 import warnings
 from typing import Any
 
-from . import _libfind, _settings
+from . import _libfind, _nvml, _settings
 from ._names import first_process
 from ._version import __version__
 from .errors import NotAvailableError, SettingError
@@ -158,11 +158,32 @@ def _job_facts(context, facts):
             name: int(getattr(heap, name))
             for name in ("size", "used", "free", "largest_free", "high_water", "live", "deferred")
         },
+        links=_links(context),
         capabilities=[
             {"name": name, "available": bool(available), "reason": reason}
             for name, available, reason in context.capabilities()
         ],
     )
+
+
+def _links(context):
+    """How this PE's GPU is connected with those of the others on its node; None on the host."""
+    me, nodes, devices = context.my_pe(), context.nodes(), context.devices()
+    if devices[me].is_host:
+        return None
+    own = devices[me].uuid
+    peers = [pe for pe in range(len(devices)) if pe != me and nodes[pe] == nodes[me]]
+    others = list(dict.fromkeys(devices[pe].uuid for pe in peers if devices[pe].uuid != own))
+    found, reason = _nvml.links(own, others)
+    if found is None:
+        return {"nvlinks": None, "mbps": None, "to": [], "reason": reason}
+    ways = {own: "the same GPU", **dict(zip(others, found.to, strict=True))}
+    return {
+        "nvlinks": found.count,
+        "mbps": found.mbps or None,
+        "to": [{"pe": pe, "by": ways[devices[pe].uuid]} for pe in peers],
+        "reason": None,
+    }
 
 
 def _pool_capability():
@@ -200,6 +221,7 @@ def _own_facts():
         "backend": None,
         "device": None,
         "heap": None,
+        "links": None,
         "capabilities": [],
         "settings": settings,
         "errors": [f"setting: {error}" for error in setting_errors],
@@ -452,6 +474,9 @@ def render(report):
     title = f"Job: {n} PE{'s' * (n > 1)}, {backend}, {started}"
     show(title, ("PE", "host", "pid", "node", "backend", "device", "heap in use", "cores"), rows)
 
+    links = [(row["pe"], *_links_in_words(row["links"])) for row in pes if row["links"] is not None]
+    if links:
+        show("Links (as NVML reports them)", ("PE", "NVLinks up", "to the other PEs of its node"), links)
     capabilities = [
         (_which(c["name"], members, n), "yes" if c["available"] else "no", c["reason"])
         for c, members in _grouped(row["capabilities"] for row in pes)
@@ -472,6 +497,17 @@ def render(report):
             )
     if text is not None:
         print("\n".join(line.rstrip() for line in text.getvalue().splitlines()), flush=True)
+
+
+def _links_in_words(links):
+    """The number and speed of a GPU's NVLinks, and which PEs it reaches how."""
+    if links["reason"] is not None:
+        return "-", f"not known: {links['reason']}"
+    ways: dict[str, list[int]] = {}
+    for way in links["to"]:
+        ways.setdefault(way["by"], []).append(way["pe"])
+    speed = f", {links['mbps'] / 1000:.1f} GB/s each way" if links["nvlinks"] and links["mbps"] else ""
+    return f"{links['nvlinks']}{speed}", "; ".join(f"{_pes(pes)}: {way}" for way, pes in ways.items()) or "-"
 
 
 def _which(name, members, n_pes):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nvsym import __version__, _info, _names, _settings
+from nvsym import __version__, _info, _names, _settings, simulator
 
 INFO = "import sys; from nvsym.__main__ import main; sys.exit(main(['info', *sys.argv[1:]]))\n"
 LAUNCHER_NAMES = [name for name, _ in _info._LAUNCHERS] + list(_names._RANKS)
@@ -37,6 +37,7 @@ def test_alone_is_a_job_of_one_pe(report):
     assert (pe["pe"], pe["node"], pe["backend"]) == (0, 0, "host")
     assert pe["started_by"] == {"launcher": None, "processes": 1}
     assert pe["device"]["is_host"]
+    assert pe["links"] is None
     assert pe["heap"]["size"] == pe["heap"]["free"] == 1 << 30
     assert pe["heap"]["used"] == pe["heap"]["live"] == 0
 
@@ -183,6 +184,43 @@ def test_two_nodes(mpirun):
     report = json.loads(mpirun(4, INFO, "--json", nodes=2).pe_stdout[0])
     assert report["job"]["n_nodes"] == 2
     assert sorted(row["node"] for row in report["pes"]) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("pes", "machine", "rows"),
+    [
+        (3, {"devices": 3}, ["18, 26.6 GB/s each way PEs 1-2: NVLink", "18, 26.6 GB/s each way PEs 0, 2: NVLink",
+                             "18, 26.6 GB/s each way PEs 0-1: NVLink"]),
+        (2, {"devices": 2, "nvlinks": 0}, ["0 PE 1: PCIe between NUMA nodes", "0 PE 0: PCIe between NUMA nodes"]),
+        (2, {"devices": 1, "mps": 1}, ["18, 26.6 GB/s each way PE 1: the same GPU", "18, 26.6 GB/s each way PE 0: the same GPU"]),
+        (1, {"devices": 1}, ["18, 26.6 GB/s each way -"]),
+        (1, {"devices": 1, "nvml": 0}, ["- not known: NVML does not work: Driver Not Loaded"]),
+    ],
+)  # fmt: skip
+def test_links(mpirun, pes, machine, rows):
+    """How the GPUs of a node are connected."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    env = simulator.environment(**machine) | {"NVSYM_BACKEND": "nvshmem", "NVSYM_HEAP_SIZE": "16M"}
+    if "mps" in machine:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(90 // pes)
+    lines = mpirun(pes, INFO, env=env).pe_stdout[0].splitlines()
+    begin = lines.index("Links (as NVML reports them)") + 3
+    found = [" ".join(line.split()) for line in lines[begin : begin + pes + 1]]
+    assert found == [*(f"{pe} {row}" for pe, row in enumerate(rows)), ""]
+
+
+def test_links_of_several_nodes(mpirun):
+    """Those of a node are told of; NVML's answer of one pair is no matter of the others."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    env = simulator.environment(devices=2, nodes=2) | {"NVSYM_BACKEND": "nvshmem", "NVSYM_HEAP_SIZE": "16M"}
+    report = json.loads(mpirun(4, INFO, "--json", env=env, nodes=2).pe_stdout[0])
+    nodes = [row["node"] for row in report["pes"]]
+    for pe, row in enumerate(report["pes"]):
+        assert row["links"]["nvlinks"] == 18
+        assert row["links"]["mbps"] == 26562
+        assert row["links"]["to"] == [
+            {"pe": other, "by": "NVLink"} for other, node in enumerate(nodes) if other != pe and node == nodes[pe]
+        ]
 
 
 def test_wrong_setting_on_one_pe(mpirun):

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Of NVML (libnvidia-ml.so.1) what nvsym asks: the state of a GPU's NVLink fabric. The library knows the GPUs of the simulated
- * driver by their UUIDs. Settings: NVSYM_SIM_FABRIC_STATE (default 3, completed), NVSYM_SIM_FABRIC_STATUS (default 0, success),
+ * Of NVML (libnvidia-ml.so.1) what nvsym asks: a GPU's NVLinks, the way to another GPU, and the state of the NVLink fabric. The library
+ * knows the GPUs of the simulated driver by their UUIDs. Settings: NVSYM_SIM_NVLINKS (links of a GPU that are up; default 18; 0: PCIe), NVSYM_SIM_FABRIC_STATE (default 3, completed), NVSYM_SIM_FABRIC_STATUS (default 0, success),
  * NVSYM_SIM_FABRIC_CLUSTER (default: 1 where there are several nodes or an IMEX channel, else 0, which is no domain beyond the
  * node), NVSYM_SIM_CLIQUE, NVSYM_SIM_NVML=0 (NVML does not work).
  */
@@ -11,7 +11,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, MISMATCH = 25 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, MISMATCH = 25 };
 enum { VERSION_2 = 0x02000024, VERSION_3 = 0x03000028 };
 
 typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } fabric_info;
@@ -45,6 +45,7 @@ API const char *nvmlErrorString(int status)
     case SUCCESS: return "Success";
     case UNINITIALIZED: return "Uninitialized";
     case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
     case NOT_FOUND: return "Not Found";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case MISMATCH: return "Argument version mismatch";
@@ -68,13 +69,66 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
     return NOT_FOUND;
 }
 
+static int is_gpu(const void *device) { return (const gpu *)device >= known && (const gpu *)device < known + 64; }
+
+/* ---- links ---------------------------------------------------------------------------------------------------------- */
+
+enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, P2P_NVLINK = 2, MOST_LINKS = 36, BETWEEN_NUMA_NODES = 50, SPEED_OF_ALL = 90, SPEED = 26562 };
+
+typedef struct { unsigned field, scope; long long timestamp, latency; unsigned type; int status; unsigned long long value; } field_value;
+
+static int check(const void *device, const void *out)
+{
+    return !initialized ? UNINITIALIZED : is_gpu(device) && out ? SUCCESS : INVALID_ARGUMENT;
+}
+
+API int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active)
+{
+    const long links = number("NVSYM_SIM_NVLINKS", 18);
+    int status = check(device, active);
+    if (status == SUCCESS && (link >= MOST_LINKS || (long)link >= links))
+        status = links ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    if (status == SUCCESS)
+        *active = 1;
+    return status;
+}
+
+API int nvmlDeviceGetP2PStatus(void *device, void *other, int index, int *out)
+{
+    const int status = is_gpu(other) && device != other ? check(device, out) : INVALID_ARGUMENT;
+    if (status == SUCCESS)
+        *out = index == P2P_NVLINK && number("NVSYM_SIM_NVLINKS", 18) > 0 ? P2P_OK : P2P_NOT_SUPPORTED;
+    return status;
+}
+
+API int nvmlDeviceGetTopologyCommonAncestor(void *device, void *other, unsigned *level)
+{
+    const int status = is_gpu(other) ? check(device, level) : INVALID_ARGUMENT;
+    if (status == SUCCESS)
+        *level = BETWEEN_NUMA_NODES;
+    return status;
+}
+
+API int nvmlDeviceGetFieldValues(void *device, int count, field_value *values)
+{
+    const int status = check(device, values);
+    for (int i = 0; status == SUCCESS && i < count; i++) {
+        values[i].status = values[i].field == SPEED_OF_ALL && number("NVSYM_SIM_NVLINKS", 18) > 0 ? SUCCESS : NOT_SUPPORTED;
+        values[i].type = 1; /* unsigned */
+        values[i].value = values[i].status == SUCCESS ? SPEED : 0;
+    }
+    return status;
+}
+
+/* ---- the fabric ----------------------------------------------------------------------------------------------------- */
+
 static int fill(void *device, unsigned char cluster[16], int *status, unsigned *clique, unsigned char *state)
 {
     const char *imex = getenv("NVSYM_SIM_IMEX");
     long several = number("NVSYM_SIM_NODES", number("MPIR_CVAR_NUM_CLIQUES", 1)) > 1 || (imex && *imex && strcmp(imex, "none"));
     if (!initialized)
         return UNINITIALIZED;
-    if ((gpu *)device < known || (gpu *)device >= known + 64)
+    if (!is_gpu(device))
         return INVALID_ARGUMENT;
     memset(cluster, 0, 16);
     cluster[0] = (unsigned char)number("NVSYM_SIM_FABRIC_CLUSTER", several);
