@@ -8,13 +8,14 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
-from nvsym.errors import BackendError
+from nvsym.errors import BackendError, NotAvailableError
 from nvsym.kernels import atomics, compiler
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
@@ -45,6 +46,14 @@ def combinations():
 def test_types_and_operators_are_nvsyms():
     assert set(compiler.TYPES) <= {dtype.name for dtype in DTYPES}
     assert set(compiler.OPERATORS) == {op.name for op in OPS}
+
+
+def test_the_compiler_is_loaded_by_a_thread(monkeypatch):
+    assert compiler.begin_loading()() == compiler.compiler_version()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    load = compiler.begin_loading()
+    with pytest.raises(NotAvailableError, match="cuda-bindings"):
+        load()
 
 
 def test_all_kernels_compile(cache):

@@ -145,6 +145,7 @@ cdef class NvshmemBackend(Backend):
         self._choose_device(agreement, device)
         self._check_settings(agreement)
         self._check_room(agreement, heap_size)
+        load_compiler = None if _driver.is_simulated() else kernel_compiler.begin_loading()     # while NVSHMEM is busy
         try:
             self._initialize(agreement)
         except BaseException:
@@ -155,7 +156,7 @@ cdef class NvshmemBackend(Backend):
         try:
             self._add_arena(agreement, heap_size)
             self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1, settings["NVSYM_COPY_KERNEL"])
-            self._open_kernels(agreement, settings["NVSYM_TIMEOUT"], settings["NVSYM_STAGE_SIZE"])
+            self._open_kernels(agreement, load_compiler, settings["NVSYM_TIMEOUT"], settings["NVSYM_STAGE_SIZE"])
         except BaseException:
             self.stop(agreement)
             raise
@@ -403,15 +404,15 @@ cdef class NvshmemBackend(Backend):
             self.main = NULL
         return 0
 
-    def _open_kernels(self, agreement, limit, stage_size):
+    def _open_kernels(self, agreement, load_compiler, limit, stage_size):
         """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
         self.why_no_kernels = None
         reason = None
         try:
-            if _driver.is_simulated():
+            if load_compiler is None:
                 reason = "the simulated CUDA driver runs no compiled kernels"
             else:
-                kernel_compiler.compiler_version()
+                load_compiler()
         except Exception as e:
             reason = str(e)
         reasons = agreement.gather(reason, "looking for NVRTC")

@@ -16,6 +16,7 @@ import statistics
 import struct
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import BackendError, NotAvailableError
@@ -30,6 +31,7 @@ __all__ = [
     "SCATTERS",
     "TYPES",
     "allreduce_cubin",
+    "begin_loading",
     "cache_folder",
     "cache_report",
     "compile_cubin",
@@ -138,6 +140,20 @@ def compiler_version():
         return tuple(_check(nvrtc, nvrtc.nvrtcVersion(), "nvrtcVersion"))
     except RuntimeError as error:  # cuda-bindings is there and the library is not
         raise NotAvailableError(f'no NVRTC library: {error}. pip install "nvsym[cu12]" or "nvsym[cu13]"') from error
+
+
+def begin_loading():
+    """Begin to load NVRTC in a thread of its own: it takes the better part of a tenth of a second.
+
+    Returns
+    -------
+    callable
+        It waits for the thread, and returns and raises what `compiler_version` does.
+    """
+    executor = ThreadPoolExecutor(1, "nvsym-nvrtc")
+    version = executor.submit(compiler_version)
+    executor.shutdown(wait=False)
+    return version.result
 
 
 def _include_folder():
