@@ -49,12 +49,12 @@ SUITES = {
                             "--budget", "0.35", "--reference", "64M", "--vs", "nccl,torch"],
         "overhead": CALLS,
         "put": ["put", "-e", "1G", *SIZES, "--vs", "nvshmem,cuda"],
+        "get": ["get", "-e", "1G", *SIZES, "--vs", "nvshmem,cuda"],
+        "latency": LATENCY,
         "put_signal": [*SIGNALS, "--vs", "nvshmem"],
         "copy": COPIES,
         "allreduce-in-place": [*IN_PLACE, "--vs", "nccl"],
         "allreduce-nvshmem": ["allreduce", "-e", "16M", *SIZES, "--vs", "nvshmem,nvshmem4py"],
-        "get": ["get", "-e", "1G", *SIZES, "--vs", "nvshmem,cuda"],
-        "latency": LATENCY,
     },
 }  # fmt: skip
 
