@@ -55,6 +55,8 @@ def explain_allreduce(
     team: Team | None = None,
     algorithm: _Algorithm = "auto",
 ) -> AllreduceChoice: ...
-def warmup(dtypes: Iterable[npt.DTypeLike] = ("float32",), ops: Iterable[_Op] = ("sum",)) -> float: ...
+def warmup(
+    dtypes: npt.DTypeLike | Iterable[npt.DTypeLike] = ("float32",), ops: _Op | Iterable[_Op] = ("sum",)
+) -> float: ...
 
 allreduce = reduce

@@ -6,6 +6,8 @@ tell them: on that PE with the reason, on the others as `CollectiveError`. A cal
 `CollectiveError` on all.
 """
 
+import numpy as np
+
 from .backend import ALGORITHMS
 from .choice import AllreduceChoice
 from .dtypes import OPS, as_dtype, as_op
@@ -18,7 +20,7 @@ from .job cimport current_job
 from .memory cimport Buffer
 from .pool_reduce cimport reduce_in_pool
 from .rma cimport bad_type, job_stream
-from .team cimport Team, as_team, world_team
+from .team cimport Team, as_member, as_team, world_team
 
 cdef tuple ALGORITHM_NAMES = ALGORITHMS
 cdef tuple OP_NAMES = tuple([op.name for op in OPS])
@@ -81,7 +83,7 @@ cdef int not_in_place(Team team, SHMEMBuffer d, SHMEMBuffer s) except -1:
     return 0
 
 
-def broadcast(dest, source, int root, *, team=None, stream=None):
+def broadcast(dest, source, root, *, team=None, stream=None):
     """Copy `source` of the team's PE `root` to `dest` on every PE of the team.
 
     Parameters
@@ -97,16 +99,16 @@ def broadcast(dest, source, int root, *, team=None, stream=None):
     """
     cdef Team t
     cdef SHMEMBuffer d, s
+    cdef int member
     cdef void *ptr = NULL
     try:
         t = live_team(team)
         d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
         check_operands(t, d, s, 1, 1, stream, &ptr)
-        if not 0 <= root < t.data.n_pes:
-            raise ValueError(f"root: {root} is not in 0..{t.data.n_pes - 1} of {t!r}")
+        member = as_member(t, root, "root")
     except Exception as error:
         fail(team, COLL_BROADCAST, error, stream)
-    d.job.backend.broadcast(t.data, d.ptr, s.ptr, s.count * s.item, root, ptr, keep(d, s, t, ptr))
+    d.job.backend.broadcast(t.data, d.ptr, s.ptr, s.count * s.item, member, ptr, keep(d, s, t, ptr))
 
 
 def fcollect(dest, source, *, team=None, stream=None):
@@ -297,6 +299,16 @@ def explain_allreduce(dest, source=None, op="sum", *, team=None, algorithm="auto
                            OPS[code].name, t.data.n_pes, d.count * d.item)
 
 
+cdef list several(object value, str name, object one):
+    """An argument that is one thing, of a type of `one`, or a sequence of such."""
+    if isinstance(value, one):
+        return [value]
+    try:
+        return list(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected one, or a sequence, not {type(value).__name__}") from None
+
+
 def warmup(dtypes=("float32",), ops=("sum",)):
     """Pay for the first calls now: compile, or take from the cache, and load what the operations need. Not collective.
 
@@ -306,8 +318,8 @@ def warmup(dtypes=("float32",), ops=("sum",)):
 
     Parameters
     ----------
-    dtypes : sequence of dtypes
-    ops : sequence of str
+    dtypes : dtype or sequence of dtypes
+    ops : str or sequence of str
         For each element type, those that are defined for it.
 
     Returns
@@ -323,8 +335,8 @@ def warmup(dtypes=("float32",), ops=("sum",)):
         If the compiler fails, or during the capture of a CUDA graph.
     """
     job = current_job()
-    types = [as_dtype(dtype) for dtype in dtypes]
-    operators = [as_op(op) for op in ops]
+    types = [as_dtype(dtype) for dtype in several(dtypes, "dtypes", (str, type, np.dtype))]
+    operators = [as_op(op) for op in several(ops, "ops", str)]
     job.backend.check_host_call()
     return job.backend.warm_up(types, operators)
 

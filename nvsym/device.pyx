@@ -2,9 +2,11 @@
 """`Device`: the GPU, or the host memory, that a buffer lives in."""
 
 cimport cython
+from libc.limits cimport INT_MAX
 
 import os
 import platform
+from operator import index
 from uuid import UUID
 
 from .errors import BackendError, NotAvailableError
@@ -40,6 +42,8 @@ cdef class Device:
 
     Raises
     ------
+    TypeError, ValueError
+        If `ordinal` is no number of a GPU.
     NotAvailableError
         If the GPU does not exist or its driver cannot be used.
     """
@@ -48,8 +52,14 @@ cdef class Device:
         self.ordinal = -1
         self.pe = -1
 
-    def __init__(self, int ordinal):
-        fill_cuda(self, ordinal)
+    def __init__(self, ordinal):
+        try:
+            number = index(ordinal)
+        except TypeError:
+            raise TypeError(f"ordinal: expected the number of a GPU, not {type(ordinal).__name__}") from None
+        if not 0 <= number <= INT_MAX:
+            raise ValueError(f"ordinal: {number} is no number of a GPU")
+        fill_cuda(self, number)
 
     @staticmethod
     def cpu():

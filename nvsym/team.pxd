@@ -16,6 +16,8 @@ cdef class Team:
     cdef Team join(self, object comm, list members, str name)
 
 cdef Team as_team(object team, str name)
+# An argument that is the number of one of the team's PEs.
+cdef int as_member(Team team, object pe, str name) except -1
 cdef int attach_predefined(Job job) except -1
 cdef int detach_predefined() except -1
 cdef Team world_team()

@@ -45,7 +45,7 @@ cdef class Team:
         self.check()
         return [self.data.pes[i] for i in range(self.data.n_pes)]
 
-    def translate_pe(self, int pe, Team dest not None):
+    def translate_pe(self, pe, Team dest not None):
         """The number in `dest` of this team's PE `pe`, or -1 if it is not a member.
 
         Raises
@@ -55,11 +55,9 @@ cdef class Team:
         """
         self.check()
         dest.check()
-        if not 0 <= pe < self.data.n_pes:
-            raise ValueError(f"pe: {pe} is not in 0..{self.data.n_pes - 1} of {self!r}")
-        cdef int i
+        cdef int i, member = as_member(self, pe, "pe")
         for i in range(dest.data.n_pes):
-            if dest.data.pes[i] == self.data.pes[pe]:
+            if dest.data.pes[i] == self.data.pes[member]:
                 return i
         return -1
 
@@ -145,8 +143,8 @@ cdef class Team:
 
         Raises
         ------
-        ValueError
-            If a member does not exist or is there twice, or this PE is none. The others are not told: they find out by
+        TypeError, ValueError
+            If `pes` is no such sequence, a member does not exist or is there twice, or this PE is none. The others are not told: they find out by
             the time limit.
         CollectiveError
             If members gave different lists.
@@ -154,6 +152,10 @@ cdef class Team:
             If a member does not come.
         """
         self.check()
+        try:
+            pes = list(pes)
+        except TypeError:
+            raise TypeError(f"pes: expected a sequence of numbers of PEs, not {type(pes).__name__}") from None
         members = [_number(pe, "pes") for pe in pes]
         cdef int me = self.data.my_pe
         for pe in members:
@@ -299,6 +301,16 @@ cdef int _meet_members(Agreement waiting, list members) except -1:
     if not verdict[0]:
         raise CollectiveError(f"{what}: the members gave different lists; each must give the same, in the same order")
     return 0
+
+
+cdef int as_member(Team team, object pe, str name) except -1:
+    try:
+        number = PyNumber_Index(pe)
+    except TypeError:
+        raise TypeError(f"{name}: expected the number of a PE, not {type(pe).__name__}") from None
+    if not 0 <= number < team.data.n_pes:
+        raise ValueError(f"{name}: {number} is not in 0..{team.data.n_pes - 1} of {team!r}")
+    return number
 
 
 cdef object _number(object value, str name):

@@ -192,7 +192,7 @@ def test_bad_arguments_change_nothing(ctx):
         (lambda: nvsym.atomic_set(np.zeros(1, np.int32), 1, 0), TypeError, "dest.*SHMEMBuffer"),
         (lambda: nvsym.atomic_set(one, 1, 2), ValueError, "pe: 2"),
         (lambda: nvsym.atomic_set(one, 1, -1), ValueError, "pe: -1"),
-        (lambda: nvsym.atomic_fetch(one, "0"), TypeError, ""),
+        (lambda: nvsym.atomic_fetch(one, "0"), TypeError, "pe: .*str"),
     ]
     for call, error, text in bad:
         with pytest.raises(error, match=text):

@@ -309,6 +309,9 @@ FAILURES = {
     "team": (lambda a: nvsym.allreduce(a, a, team="world"), TypeError, "team.*Team.*str"),
     "root": (lambda a: nvsym.broadcast(a, a, nvsym.n_pes()), ValueError, "root.*TEAM_WORLD"),
     "root below": (lambda a: nvsym.broadcast(a, a, -1), ValueError, "root: -1"),
+    "root far above": (lambda a: nvsym.broadcast(a, a, 1 << 40), ValueError, "root: 1099511627776"),
+    "root is a float": (lambda a: nvsym.broadcast(a, a, 0.0), TypeError, "root: .*float"),
+    "root is a text": (lambda a: nvsym.broadcast(a, a, "0"), TypeError, "root: .*str"),
     "fcollect": (lambda a: nvsym.fcollect(a, a), ValueError, "dest.*20"),
     "alltoall in place": (lambda a: nvsym.alltoall(a, a), ValueError, "dest.*source"),
     "alltoall length": (lambda a: nvsym.alltoall(a[:13], a[:13]), ValueError, "source.*13.*block"),
@@ -492,6 +495,11 @@ def test_explained_choice_on_two_nodes(ctx):
 def test_warmup(ctx):
     assert nvsym.warmup() >= 0
     assert nvsym.warmup(dtypes=(np.float64, "bfloat16"), ops=("sum", "max")) >= 0
+    for one in ("float32", np.float32, np.dtype(np.float32)):
+        assert nvsym.warmup(one, "max") >= 0
+    for arguments, text in ((("flot",), "'flot'"), ((None,), "dtypes: .*NoneType"), (("float32", 1), "ops: .*int")):
+        with pytest.raises(TypeError, match=text):
+            nvsym.warmup(*arguments)
     with pytest.raises(ValueError, match="mean"):
         nvsym.warmup(ops=["mean"])
     with pytest.raises(TypeError, match="dtype"):

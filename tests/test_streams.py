@@ -429,6 +429,16 @@ def test_finalize_raises_what_nobody_has_seen(nvsym_backend):
 
 
 @pytest.mark.pes(1, 2)
+def test_a_device_is_a_number():
+    """Whatever else is given is told of before a driver is looked for."""
+    for bad in (0.0, "0", None):
+        with pytest.raises(TypeError, match=f"ordinal: .*{type(bad).__name__}"):
+            nvsym.Device(bad)
+    for bad in (-1, 1 << 40):
+        with pytest.raises(ValueError, match=f"ordinal: {bad} "):
+            nvsym.Device(bad)
+
+
 @pytest.mark.parametrize("what", ["stream", "event"])
 def test_interrupt_of_a_wait(ctx, what):
     gate, stream = Gate(ctx), Stream()

@@ -111,6 +111,10 @@ def test_split_of_a_split(ctx, work):
         for bad in (-1, 2):
             with pytest.raises(ValueError, match=f"pe: {bad}"):
                 pair.translate_pe(bad, backwards)
+    for bad in (0.0, "0", None):
+        with pytest.raises(TypeError, match=f"pe: .*{type(bad).__name__}"):
+            backwards.translate_pe(bad, nvsym.TEAM_WORLD)
+    assert backwards.translate_pe(np.int64(3), nvsym.TEAM_WORLD) == 0
     with pytest.raises(TypeError):
         backwards.translate_pe(0, None)
     nvsym.barrier_all()
@@ -286,6 +290,8 @@ def test_create_group(ctx, work):
             nvsym.TEAM_WORLD.create_group(wrong)
     with pytest.raises(TypeError, match=r"^pes: "):
         nvsym.TEAM_WORLD.create_group([me, 0.5])
+    with pytest.raises(TypeError, match="pes: .*NoneType"):
+        nvsym.TEAM_WORLD.create_group(None)
 
 
 @pytest.mark.pes(4, own_job=True)
