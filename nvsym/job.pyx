@@ -6,6 +6,7 @@ at interpreter exit before MPI is finalized; a PE that ends in an unhandled exce
 not wait for it.
 """
 
+from libc.limits cimport INT_MAX
 from libc.string cimport memset
 
 import atexit
@@ -15,6 +16,7 @@ import sys
 import time
 import traceback
 import warnings
+from operator import index
 
 from . import _settings
 from ._version import __version__
@@ -210,6 +212,7 @@ def _start(comm, tuple arguments):
             raise ValueError(f"backend: {backend!r} is none of {', '.join(BACKENDS)}")
         if bootstrap not in BOOTSTRAPS:
             raise ValueError(f"bootstrap: {bootstrap!r} is none of {', '.join(BOOTSTRAPS)}")
+        device = _device(device)
         size = settings["NVSYM_HEAP_SIZE"] if heap_size is None else _heap_size(heap_size)
         chosen = settings["NVSYM_BACKEND"] if backend == "auto" else backend
     except Exception as e:
@@ -256,6 +259,22 @@ def _start(comm, tuple arguments):
     job.close_failures = []
     job.default_algorithm = ALGORITHMS.index(settings["NVSYM_ALLREDUCE_ALGORITHM"])
     return job
+
+
+def _device(value):
+    """The argument `device`: None, a Device or a number. Whether there is such a GPU matters to backends that use GPUs."""
+    from .device import Device
+    if value is None or isinstance(value, Device):
+        return value
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"device: expected a Device or a GPU's number, not {type(value).__name__}") from None
+    if not 0 <= number <= INT_MAX:
+        raise ValueError(f"device: {number} is no number of a GPU")
+    return number
 
 
 def _heap_size(value):

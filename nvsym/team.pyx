@@ -144,8 +144,8 @@ cdef class Team:
         Raises
         ------
         TypeError, ValueError
-            If `pes` is no such sequence, a member does not exist or is there twice, or this PE is none. The others are not told: they find out by
-            the time limit.
+            If `pes` is no such sequence, a member does not exist or is there twice, or this PE is none. The others are not told:
+            they find out by the time limit.
         CollectiveError
             If members gave different lists.
         PeerTimeoutError

@@ -123,6 +123,10 @@ LIFE = """
         assert not nvsym.is_initialized()
     refused(ValueError, lambda: nvsym.init(backend="cuda"), "backend", "cuda", "host")
     refused(ValueError, lambda: nvsym.init(bootstrap="tcp"), "bootstrap", "tcp", "uid")
+    for bad, kind in (("0", TypeError), (0.0, TypeError), (True, TypeError), (-1, ValueError), (1 << 40, ValueError)):
+        refused(kind, lambda: nvsym.init(device=bad), "device")
+    with nvsym.SHMEMContext(device=np.int64(0), heap_size="1M"):    # on the host there is nothing to choose
+        pass
     refused(TypeError, lambda: nvsym.init(3), "comm", "int")
     refused(TypeError, lambda: nvsym.init(MPI.COMM_WORLD.Get_group()), "comm", "Group")
     refused(ValueError, lambda: nvsym.init(MPI.COMM_NULL), "COMM_NULL")

@@ -290,7 +290,7 @@ def test_create_group(ctx, work):
             nvsym.TEAM_WORLD.create_group(wrong)
     with pytest.raises(TypeError, match=r"^pes: "):
         nvsym.TEAM_WORLD.create_group([me, 0.5])
-    with pytest.raises(TypeError, match="pes: .*NoneType"):
+    with pytest.raises(TypeError, match=r"^pes: .*NoneType"):
         nvsym.TEAM_WORLD.create_group(None)
 
 

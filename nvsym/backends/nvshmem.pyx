@@ -200,8 +200,6 @@ cdef class NvshmemBackend(Backend):
                 if ordinal.is_host:
                     raise ValueError("device: the NVSHMEM backend needs a GPU, not host memory")
                 ordinal = ordinal.ordinal
-            if isinstance(ordinal, bool) or not isinstance(ordinal, int):
-                raise TypeError(f"device: expected a Device or a GPU's number, not {type(device).__name__}")
             self.ordinal = ordinal
             chosen = cuda_device(ordinal, self.my_pe)
             self.gpu.use(ordinal)
