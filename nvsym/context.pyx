@@ -195,6 +195,8 @@ def init(comm=None, *, backend="auto", device=None, bootstrap="uid", heap_size=N
 
     Raises
     ------
+    TypeError, ValueError
+        An argument is not what it has to be, on any PE.
     SettingError
         A malformed setting (see `python -m nvsym info`) or heap size, on any PE.
     CollectiveError
