@@ -21,7 +21,7 @@ class SHMEMContext:
         comm: MPI.Intracomm | None = None,
         *,
         backend: Literal["auto", "nvshmem", "host"] = "auto",
-        device: Device | int | None = None,
+        device: Device | SupportsIndex | None = None,
         bootstrap: Literal["uid", "mpi"] = "uid",
         heap_size: int | str | None = None,
     ) -> None: ...
@@ -67,7 +67,7 @@ def init(
     comm: MPI.Intracomm | None = None,
     *,
     backend: Literal["auto", "nvshmem", "host"] = "auto",
-    device: Device | int | None = None,
+    device: Device | SupportsIndex | None = None,
     bootstrap: Literal["uid", "mpi"] = "uid",
     heap_size: int | str | None = None,
 ) -> SHMEMContext: ...
