@@ -773,13 +773,22 @@ assert d.cuMulticastBindMem(handle, 0, own, 0, 4 << 20, 0)[0] == d.CUresult.CUDA
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [([], "no command"), (["--devices", "65", "--", "true"], "65"), (["--log", "/nowhere", "--", "true"], "/nowhere"),
-     (["--set", "x", "--", "true"], "NAME=VALUE"), (["--nodes", "0", "--", "true"], "from 1"), (["--device", "1", "--", "true"], "--device")],
+     (["--set", "x", "--", "true"], "NAME=VALUE"), (["--set", "NVLINK=0", "--", "true"], "no setting NVLINK; did you mean NVLINKS"), (["--nodes", "0", "--", "true"], "from 1"), (["--device", "1", "--", "true"], "--device")],
 )  # fmt: skip
 def test_simulate_refuses(capsys, arguments, says):
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_the_settings_are_those_that_the_libraries_read():
+    sources = "".join(path.read_text() for path in (ROOT / "nvsym" / "simulator").glob("*.[ch]"))
+    assert set(re.findall(r'"NVSYM_SIM_(\w+)"', sources)) == simulator.SETTINGS
+    documented = (ROOT / "docs" / "simulator.md").read_text()
+    assert set(re.findall(r"`NVSYM_SIM_(\w+)", documented)) == simulator.SETTINGS
+    with pytest.raises(ValueError, match="no setting DEVICE; did you mean DEVICES"):
+        simulator.environment(device=3)
 
 
 def test_simulate_of_nothing():

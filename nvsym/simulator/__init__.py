@@ -8,6 +8,7 @@ calling process; docs/simulator.md describes its settings and what it checks.
 
 import contextlib
 import ctypes
+import difflib
 import functools
 import os
 from dataclasses import dataclass, fields
@@ -19,6 +20,7 @@ import numpy as np
 from ..errors import BackendError, NotAvailableError
 
 __all__ = [
+    "SETTINGS",
     "Call",
     "Counters",
     "call_counts",
@@ -44,6 +46,14 @@ __all__ = [
 
 _LIBRARIES = Path(__file__).resolve().parent / "lib"
 
+# What the libraries read, NVSYM_SIM_ and one of these; docs/simulator.md says what each means.
+SETTINGS = frozenset((
+    "ABORT", "ATTR", "BLOCK_LIMIT", "CLIQUE", "DEVICES", "DRIVER", "FABRIC_CLUSTER", "FABRIC_STATE",
+    "FABRIC_STATUS", "FAIL", "FREE", "GRANULARITY", "HEAP_GRANULE", "IMEX", "INITIALIZED", "LATE",
+    "LATE_IMPORT", "LOG", "MEMORY", "MPS", "NODE", "NODES", "NVLINKS", "NVML", "NVSHMEM", "PE", "PEERS",
+    "PES", "SLOTS",
+))  # fmt: skip
+
 
 def library_path(name="libcuda.so.1"):
     """The file of a simulated library: ``"libcuda.so.1"``, ``"libnvshmem_host.so.3"`` or ``"nvml/libnvidia-ml.so.1"``."""
@@ -65,7 +75,17 @@ def environment(devices=None, *, by_name=False, **settings):
     Returns
     -------
     dict of str
+
+    Raises
+    ------
+    ValueError
+        For a setting that does not exist.
     """
+    more = {name.upper(): str(value) for name, value in settings.items()}
+    for name in more.keys() - SETTINGS:
+        near = difflib.get_close_matches(name, SETTINGS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(SETTINGS))}"
+        raise ValueError(f"the simulator has no setting {name}; {hint}")
     # nvidia-ml-py, which asks for the state of the NVLink fabric, opens its library by name.
     folders = [str(_LIBRARIES / "nvml"), *([str(_LIBRARIES)] if by_name else []), os.environ.get("LD_LIBRARY_PATH")]
     found = {
@@ -75,7 +95,7 @@ def environment(devices=None, *, by_name=False, **settings):
     }
     if devices is not None:
         found["NVSYM_SIM_DEVICES"] = str(devices)
-    return found | {f"NVSYM_SIM_{name.upper()}": str(value) for name, value in settings.items()}
+    return found | {f"NVSYM_SIM_{name}": value for name, value in more.items()}
 
 
 @dataclass(frozen=True, slots=True)

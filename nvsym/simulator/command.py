@@ -52,7 +52,10 @@ def settings(argv):
         value = getattr(options, name)
         if value is not None:
             more[name] = os.path.abspath(value) if name == "log" else value
-    found = environment(options.devices, by_name=options.by_name, **more)
+    try:
+        found = environment(options.devices, by_name=options.by_name, **more)
+    except ValueError as error:
+        parser.error(f"--set: {error}")
     if options.nodes is not None:
         found["MPIR_CVAR_NUM_CLIQUES"] = str(options.nodes)  # MPICH then has as many groups that share memory
     return command, found
