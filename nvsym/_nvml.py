@@ -167,9 +167,12 @@ def _nvlinks(pynvml, device):
 
 def _nvlink_speed(pynvml, device):
     """MB/s of an NVLink one way; 0 where NVML does not know."""
-    for value in pynvml.nvmlDeviceGetFieldValues(
-        device, [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0]
-    ):
+    fields = [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0]
+    try:
+        values = pynvml.nvmlDeviceGetFieldValues(device, fields)
+    except pynvml.NVMLError:
+        return 0
+    for value in values:
         if value.nvmlReturn == pynvml.NVML_SUCCESS and value.value.uiVal:
             return int(value.value.uiVal)
     return 0
