@@ -140,7 +140,8 @@ SETTINGS = {
             "NVSYM_ALLREDUCE_ALGORITHM",
             _parse_choice("auto", "one_shot", "two_shot", "multimem", "nvshmem", "mpi"),
             "auto",
-            "algorithm of allreduce where the call leaves it at 'auto'; the same on every PE",
+            "algorithm of allreduce where the call leaves it at 'auto' (one_shot, two_shot, multimem, nvshmem, on the host mpi); the "
+            "same on every PE",
         ),
         Setting("NVSYM_CACHE_DIR", str, None, "folder of the compiled kernels; by default that of the user's caches"),
         Setting(

@@ -16,8 +16,8 @@ class AllreduceChoice:
     Attributes
     ----------
     algorithm : str
-        What runs: "low_latency", "one_shot", "two_shot", "two_level", "multimem", "nvshmem", "mpi", "copy" (a team of one
-        PE) or "none" (no elements).
+        What runs: "low_latency", "push", "staged", "one_shot", "two_shot", "two_level", "multimem", "nvshmem", "mpi", "copy" (a
+        team of one PE) or "none" (no elements).
     reason : str
     thresholds : mapping of str to str
         When "auto" takes which algorithm, for this team.
