@@ -45,6 +45,10 @@ cdef inline SHMEMBuffer as_buffer(object obj, str name):
             return <SHMEMBuffer> obj
     return no_buffer(obj, name)
 
+# That the buffer of an argument is alive.
+cdef int check_named(SHMEMBuffer buffer, str name) except -1
+cdef SHMEMBuffer create_buffer(object dtype, object n)
+
 cdef extern from "Python.h":
     # Of an int, where it does not raise.
     long int_value "PyLong_AsLongAndOverflow" (object obj, int *overflow)

@@ -649,8 +649,28 @@ cdef SHMEMBuffer no_buffer(object obj, str name):
     if not isinstance(obj, SHMEMBuffer):
         raise TypeError(f"{name}: expected a SHMEMBuffer or a slice of one, not {type(obj).__name__}")
     cdef SHMEMBuffer buffer = <SHMEMBuffer> obj
-    buffer.check()
+    check_named(buffer, name)
     return buffer
+
+
+cdef int check_named(SHMEMBuffer buffer, str name) except -1:
+    """That the buffer of an argument is alive."""
+    try:
+        return buffer.check()
+    except FreedBufferError as error:
+        raise FreedBufferError(f"{name}: {error}") from None
+
+
+cdef SHMEMBuffer create_buffer(object dtype, object n):
+    """`SHMEMBuffer[dtype](n)`; of an element type that does not exist the other PEs are told, too."""
+    cdef SHMEMBuffer buffer
+    try:
+        kind = SHMEMBuffer[dtype]
+    except Exception as error:
+        buffer = _new(SHMEMBuffer[np.uint8])
+        allocate(buffer, 0, error)
+        raise
+    return kind(n)
 
 
 cdef int any_pe(object pe, int n_pes) except -1:

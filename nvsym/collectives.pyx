@@ -19,24 +19,11 @@ from .buffer cimport SHMEMBuffer, as_buffer
 from .job cimport current_job
 from .memory cimport Buffer
 from .pool_reduce cimport reduce_in_pool
-from .rma cimport bad_type, job_stream
+from .rma cimport bad_type, fail, job_stream
 from .team cimport Team, as_member, as_team, world_team
 
 cdef tuple ALGORITHM_NAMES = ALGORITHMS
 cdef tuple OP_NAMES = tuple([op.name for op in OPS])
-
-
-cdef int fail(object team, int kind, object error, object stream, int algorithm=ALGO_AUTO) except -1:
-    """Tell the other members that this PE takes no part, and raise its own error."""
-    cdef Team t = world_team() if team is None or not isinstance(team, Team) else <Team> team
-    cdef void *ptr = NULL
-    if t.data is not None and t.job.heap.closed is None:
-        try:
-            job_stream(t.job, stream, &ptr)
-        except (TypeError, ValueError):
-            ptr = t.job.backend.stream.ptr      # the stream itself was the bad argument
-        t.job.backend.fail(t.data, kind, algorithm, f"{type(error).__name__}: {error}", ptr)
-    raise error
 
 
 def refuse(error, *, team=None, stream=None):
@@ -238,9 +225,12 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     cdef void *ptr = NULL
     cdef int code = 0, way = 0
     if isinstance(dest, Buffer):
-        if algorithm_id(algorithm) not in (ALGO_AUTO, ALGO_MULTIMEM):
-            raise ValueError(f"algorithm: {algorithm!r} is for SHMEMBuffers; views of a SymmetricPool are reduced by 'multimem'")
-        reduce_in_pool(<Buffer> dest, source, op_id(op), as_team(team, "team"), stream)
+        try:
+            if algorithm_id(algorithm) not in (ALGO_AUTO, ALGO_MULTIMEM):
+                raise ValueError(f"algorithm: {algorithm!r} is for SHMEMBuffers; views of a SymmetricPool are reduced by 'multimem'")
+            reduce_in_pool(<Buffer> dest, source, op_id(op), as_team(team, "team"), stream)
+        except (TypeError, ValueError) as error:
+            fail(team, COLL_REDUCE, error, stream)
         return
     try:
         way = algorithm_id(algorithm)

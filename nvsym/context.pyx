@@ -6,7 +6,8 @@ from .errors import NotInitializedError
 
 from .functions cimport enqueue
 from .job cimport Job, close_job, current_job, job_or_none, open_job, publish
-from .rma cimport job_stream
+from .buffer cimport create_buffer
+from .rma cimport job_stream, meet_on_stream
 from .team cimport attach_predefined, detach_predefined, world_team
 
 
@@ -85,10 +86,8 @@ cdef class SHMEMContext:
 
     def barrier_all(self, stream=None):
         """See `nvsym.barrier_all`."""
-        cdef Job job = self.alive()
-        cdef void *ptr = NULL
-        job_stream(job, stream, &ptr)
-        job.backend.barrier(world_team().data, True, ptr)
+        self.alive()
+        meet_on_stream(None, True, stream)
 
     def synchronize(self):
         """Wait until everything that this PE enqueued on its device is done, and raise what failed on `stream`."""
@@ -98,9 +97,8 @@ cdef class SHMEMContext:
 
     def enqueue_create_buffer(self, dtype, n):
         """A `SHMEMBuffer[dtype]` of `n` elements; collective."""
-        from .buffer import SHMEMBuffer
         self.alive()
-        return SHMEMBuffer[dtype](n)
+        return create_buffer(dtype, n)
 
     def enqueue_create_host_buffer(self, dtype, n):
         """A `HostBuffer`: pinned host memory of `n` elements, on this PE only."""

@@ -95,13 +95,15 @@ cdef class SymmetricPool:
         All of them but the last are `RuntimeError`.
         """
         cdef list members = as_devices(devices)
-        if isinstance(byte_size, bool):
-            raise TypeError("byte_size: expected a number of bytes, not bool")
+        error = None
+        size = 0
         try:
+            if isinstance(byte_size, bool):
+                raise TypeError
             size = index(byte_size)
         except TypeError:
-            raise TypeError(f"byte_size: expected a number of bytes, not {type(byte_size).__name__}") from None
-        return _allocate(members, size)
+            error = TypeError(f"byte_size: expected a number of bytes, not {type(byte_size).__name__}")
+        return _allocate(members, size, error)
 
     @staticmethod
     def lookup(devices):
@@ -337,7 +339,7 @@ cdef class _Call:
     cdef object error       # what is wrong with the call, as far as this process sees
 
 
-cdef object _allocate(list devices, object size):
+cdef object _allocate(list devices, object size, object error):
     cdef Job job = job_or_none()
     cdef _Call call = _Call()
     cdef Device device
@@ -345,7 +347,10 @@ cdef object _allocate(list devices, object size):
     _install_hooks()
     call.size = size
     call.problem = problem_with(devices)
-    if call.problem is not None:
+    call.error = error      # for the other PEs to hear
+    if error is not None:
+        call.problem = None
+    elif call.problem is not None:
         call.error = MulticastUnsupportedError(f"SymmetricPool.allocate: {call.problem}")
     elif not 0 < size <= _LARGEST:
         call.error = NVSymError(f"SymmetricPool.allocate: byte_size: {size} is not in 1..{_LARGEST}")
@@ -353,7 +358,7 @@ cdef object _allocate(list devices, object size):
     if max(owners, default=-1) < 0:
         if call.error is not None:
             switch = _settings.multicast_switch()
-            if switch is None:
+            if switch is None or error is not None:
                 raise call.error
             raise MulticastUnsupportedError(f"SymmetricPool.allocate: multicast is {_facts.DISABLED}{switch}, and no multicast call "
                                             f"is made" + (f"; and {call.problem}" if call.problem is not None else ""))

@@ -5,7 +5,8 @@ An operation is enqueued on a stream and is done in its order. All arguments are
 transferred nothing.
 """
 
-from .buffer cimport SHMEMBuffer, as_buffer, as_pe
+from .backend cimport ALGO_AUTO, COLL_BARRIER, COLL_SYNC
+from .buffer cimport SHMEMBuffer, as_buffer, as_pe, check_named
 from .job cimport Job, current_job
 from .memory cimport Buffer, HostArray, host_array
 from .stream cimport stream_ptr
@@ -35,7 +36,7 @@ cdef void *local_memory(object obj, str name, SHMEMBuffer like, bint writable, K
     host_side[0] = False
     if isinstance(obj, SHMEMBuffer):
         buffer = <SHMEMBuffer> obj
-        buffer.check()
+        check_named(buffer, name)
         if buffer.type_id != like.type_id:
             bad_type(name, buffer.element.name, "the other side", like.element.name)
         if buffer.count != like.count:
@@ -168,40 +169,50 @@ def quiet(*, stream=None):
     job.backend.quiet(ptr)
 
 
+cdef int fail(object team, int kind, object error, object stream, int algorithm=ALGO_AUTO) except -1:
+    """Tell the other members that this PE takes no part in a collective call, and raise its own error."""
+    cdef Team t = world_team() if team is None or not isinstance(team, Team) else <Team> team
+    cdef void *ptr = NULL
+    if t.data is not None and t.job.heap.closed is None:
+        try:
+            job_stream(t.job, stream, &ptr)
+        except Exception:
+            ptr = t.job.backend.stream.ptr      # the stream itself was the bad argument
+        t.job.backend.fail(t.data, kind, algorithm, f"{type(error).__name__}: {error}", ptr)
+    raise error
+
+
+cdef int meet_on_stream(object team, bint complete, object stream) except -1:
+    """A barrier of the team, which completes puts and atomics, or not."""
+    cdef Team t
+    cdef void *ptr = NULL
+    try:
+        t = as_team(team, "team")
+        t.check()
+        if stream is None:
+            ptr = t.job.backend.stream.ptr
+        else:
+            stream_ptr(stream, t.job.backend.device, &ptr)
+    except Exception as error:
+        fail(team, COLL_BARRIER if complete else COLL_SYNC, error, stream)
+    return t.job.backend.barrier(t.data, complete, ptr)
+
+
 def barrier_all(*, stream=None):
     """Wait, in the order of `stream`, until all PEs have come here and their puts and atomics have arrived."""
-    cdef Team team = world_team()
-    cdef void *ptr = NULL
-    team.check()
-    if stream is None:
-        ptr = team.job.backend.stream.ptr
-    else:
-        stream_ptr(stream, team.job.backend.device, &ptr)
-    team.job.backend.barrier(team.data, True, ptr)
+    meet_on_stream(None, True, stream)
 
 
 def sync_all(*, stream=None):
     """Wait until all PEs have come here. Unlike `barrier_all`, it completes no put or atomic."""
-    cdef Team team = world_team()
-    cdef void *ptr = NULL
-    team.check()
-    job_stream(team.job, stream, &ptr)
-    team.job.backend.barrier(team.data, False, ptr)
+    meet_on_stream(None, False, stream)
 
 
 def barrier(team=None, *, stream=None):
     """`barrier_all` over the PEs of a team (TEAM_WORLD if None)."""
-    cdef Team t = as_team(team, "team")
-    cdef void *ptr = NULL
-    t.check()
-    job_stream(t.job, stream, &ptr)
-    t.job.backend.barrier(t.data, True, ptr)
+    meet_on_stream(team, True, stream)
 
 
 def sync(team=None, *, stream=None):
     """`sync_all` over the PEs of a team (TEAM_WORLD if None)."""
-    cdef Team t = as_team(team, "team")
-    cdef void *ptr = NULL
-    t.check()
-    job_stream(t.job, stream, &ptr)
-    t.job.backend.barrier(t.data, False, ptr)
+    meet_on_stream(team, False, stream)

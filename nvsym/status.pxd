@@ -28,6 +28,8 @@ cdef struct Status:
 
 cdef int raise_status(const Status *status) except -1
 cdef void status_text(Status *status, int code, const char *text) noexcept nogil
+# In the thread in which raise_status will raise it.
+cdef void status_interrupted(Status *status, object error, const char *text) noexcept
 # What `error` says, for raise_status in another thread.
 cdef void status_of(Status *status, object error) noexcept
 cdef void status_pe(Status *status, int pe) noexcept nogil

@@ -18,10 +18,17 @@ cdef dict _CLASSES = {
 }
 
 
+cdef object _interrupt = None   # what a signal handler raised; Python runs them in one thread
+
+
 cdef int raise_status(const Status *status) except -1:
     """Raise what `status` says; return 0 where it says nothing."""
+    global _interrupt
     if status.code == STATUS_OK:
         return 0
+    if status.code == STATUS_INTERRUPTED and _interrupt is not None:
+        error, _interrupt = _interrupt, None
+        raise error
     cdef str text = (<const char *> status.text).decode("utf-8", "replace")
     cls = _CLASSES[status.code]
     if issubclass(cls, errors.PeerError):
@@ -33,6 +40,13 @@ cdef void status_text(Status *status, int code, const char *text) noexcept nogil
     status.code = code
     strncpy(status.text, text, STATUS_TEXT - 1)
     status.text[STATUS_TEXT - 1] = 0
+
+
+cdef void status_interrupted(Status *status, object error, const char *text) noexcept:
+    """A signal handler raised `error`. `text` is that of a KeyboardInterrupt, which has none of its own."""
+    global _interrupt
+    _interrupt = None if type(error) is KeyboardInterrupt else error
+    status_text(status, STATUS_INTERRUPTED, text)
 
 
 cdef void status_pe(Status *status, int pe) noexcept nogil:

@@ -14,6 +14,7 @@ cdef class Team:
     cdef int check(self) except -1
     cdef object communicator(self, list members)
     cdef Team join(self, object comm, list members, str name)
+    cdef int leave(self, str why) except -1
 
 cdef Team as_team(object team, str name)
 # An argument that is the number of one of the team's PEs.

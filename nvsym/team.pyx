@@ -17,7 +17,9 @@ from .job cimport Job, current_job
 
 
 cdef enum:
-    TAG_GROUP = 4711    # of the messages by which the members of a new team meet
+    TAG_ARRIVAL = 4711  # of the messages by which the members of a new team meet
+    TAG_VERDICT = 4712
+    TAG_GOING   = 4713
 
 
 cdef class Team:
@@ -128,9 +130,14 @@ cdef class Team:
             xrange = 0
         meet(self.agreement, CALL_SPLIT, (_fold(xrange, 0, -1), 0), "split_2d()", error)
         cdef int n = self.data.n_pes, me = self.data.my_pe
+        cdef Team x, y
         row, column = me // xrange, me % xrange
         x = self.subset([pe for pe in range(n) if pe // xrange == row], f"{self.name}.x{row}", "split_2d()")
-        y = self.subset([pe for pe in range(n) if pe % xrange == column], f"{self.name}.y{column}", "split_2d()")
+        try:
+            y = self.subset([pe for pe in range(n) if pe % xrange == column], f"{self.name}.y{column}", "split_2d()")
+        except Exception:
+            x.leave("split_2d() failed")    # on every PE
+            raise
         return x, y
 
     def create_group(self, pes):
@@ -235,9 +242,13 @@ cdef class Team:
         if self.predefined:
             raise ValueError(f"{self!r} is predefined and cannot be destroyed")
         meet(self.agreement, CALL_DESTROY, (0, 0), "destroying a team", None)
+        self.leave("it has been destroyed")
+
+    cdef int leave(self, str why) except -1:
         self.job.drop_team(self.data)
         self.data, self.agreement, self.job = None, None, None
-        self.ended = "it has been destroyed"
+        self.ended = why
+        return 0
 
     def __enter__(self):
         self.check()
@@ -270,37 +281,100 @@ cdef class Team:
         return 0
 
 
+cdef int64_t _attempts = 0     # calls of create_group that this PE has made
+cdef list _withdrawals = []     # messages that are on their way: (request, data)
+
+
 cdef int _meet_members(Agreement waiting, list members) except -1:
-    """Wait until all members of a new team are here with the same list. MPI would wait for ever, and not notice the rest."""
+    """Wait until all members of a new team are here with the same list. MPI would wait for ever, and not notice the rest.
+
+    A member tells the first one of its arrival, and waits for its verdict; then that one waits until all are on their way to MPI. A member
+    that gives up says so, so that a first one that comes later does not take the old message for an arrival; and a verdict names the
+    attempt that it answers.
+    """
+    global _attempts
     what = f"create_group({members})"
-    mine = np.array([len(members), zlib.crc32(repr(members).encode())], np.int64)
-    verdict = np.zeros(1, np.int64)
-    leader = members[0]
-    requests = []
-    try:
-        if waiting.rank != leader:
-            requests.append(waiting.comm.Isend(mine, leader, TAG_GROUP))
-            requests.append(waiting.comm.Irecv(verdict, leader, TAG_GROUP))
-            for request in requests:
-                waiting.wait(request, what)
-        else:
-            theirs = np.empty((len(members), 2), np.int64)
-            requests = [waiting.comm.Irecv(theirs[i], pe, TAG_GROUP) for i, pe in enumerate(members) if i]
-            for request in requests:
-                waiting.wait(request, what)
-            theirs[0] = mine
-            verdict[0] = (theirs == mine).all()
-            requests = [waiting.comm.Isend(verdict, pe, TAG_GROUP) for pe in members[1:]]
-            for request in requests:
-                waiting.wait(request, what)
-    except BaseException:
-        for request in requests:
-            if request:
-                request.Cancel()
-        raise
-    if not verdict[0]:
+    if len(members) == 1:
+        return 0
+    _attempts += 1
+    arrival = np.array([len(members), zlib.crc32(repr(members).encode()), _attempts], np.int64)
+    if waiting.rank != members[0]:
+        good = _follow(waiting, members[0], arrival, what)
+    else:
+        good = _lead(waiting, members, arrival, what)
+    if not good:
         raise CollectiveError(f"{what}: the members gave different lists; each must give the same, in the same order")
     return 0
+
+
+cdef int _send(Agreement waiting, object data, int pe, int tag, str what) except -1:
+    request = waiting.comm.Isend(data, pe, tag)
+    return _finish(waiting, request, what)
+
+
+cdef int _finish(Agreement waiting, object request, str what) except -1:
+    try:
+        waiting.wait(request, what)
+    except BaseException:
+        if request:
+            request.Cancel()
+            request.Free()
+        raise
+    return 0
+
+
+cdef object _receive(Agreement waiting, int n, int pe, int tag, str what):
+    data = np.empty(n, np.int64)
+    _finish(waiting, waiting.comm.Irecv(data, pe, tag), what)
+    return data
+
+
+cdef bint _follow(Agreement waiting, int leader, object arrival, str what) except -1:
+    global _withdrawals
+    _withdrawals = [(request, data) for request, data in _withdrawals if not request.Test()]
+    try:
+        _send(waiting, arrival, leader, TAG_ARRIVAL, what)
+        while True:
+            good, attempt = _receive(waiting, 2, leader, TAG_VERDICT, what)
+            if attempt == arrival[2]:
+                break
+            if good:    # of an attempt that was given up: the leader waits for an answer
+                _send(waiting, np.array([0, 0, attempt], np.int64), leader, TAG_GOING, what)
+    except BaseException:
+        withdrawal = np.array([0, 0, arrival[2]], np.int64)
+        _withdrawals.append((waiting.comm.Isend(withdrawal, leader, TAG_ARRIVAL), withdrawal))
+        raise
+    if good:
+        _send(waiting, arrival, leader, TAG_GOING, what)
+    return good
+
+
+cdef object _arrival(Agreement waiting, int pe, str what):
+    """The last arrival of a member that it has not withdrawn."""
+    while True:
+        arrived = _receive(waiting, 3, pe, TAG_ARRIVAL, what)
+        if arrived[0] and not waiting.comm.Iprobe(pe, TAG_ARRIVAL):
+            return arrived
+
+
+cdef bint _lead(Agreement waiting, list members, object arrival, str what) except -1:
+    cdef dict arrivals = {pe: _arrival(waiting, pe, what) for pe in members[1:]}
+    for pe in members[1:]:      # while others were waited for
+        if waiting.comm.Iprobe(pe, TAG_ARRIVAL):
+            arrivals[pe] = _arrival(waiting, pe, what)
+    good = all((arrived[:2] == arrival[:2]).all() for arrived in arrivals.values())
+    for pe, arrived in arrivals.items():
+        _send(waiting, np.array([good, arrived[2]], np.int64), pe, TAG_VERDICT, what)
+    while good and arrivals:
+        for pe, arrived in list(arrivals.items()):
+            answer = _receive(waiting, 3, pe, TAG_GOING, what)
+            if answer[2] == arrived[2] and answer[0]:
+                del arrivals[pe]
+            elif answer[2] == arrived[2]:   # it had given up, and is here again
+                arrivals[pe] = _arrival(waiting, pe, what)
+                good = (arrivals[pe][:2] == arrival[:2]).all()
+                _send(waiting, np.array([good, arrivals[pe][2]], np.int64), pe, TAG_VERDICT, what)
+    return good
 
 
 cdef int as_member(Team team, object pe, str name) except -1:

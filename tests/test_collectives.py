@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective operations: results against an exact reference, the same bits on all PEs; calls that do not fit."""
 
+import functools
 import hashlib
 import time
 
@@ -317,7 +318,31 @@ FAILURES = {
     "alltoall length": (lambda a: nvsym.alltoall(a[:13], a[:13]), ValueError, "source.*13.*block"),
     "reducescatter": (lambda a: nvsym.reducescatter(a, a), ValueError, "dest"),
     "stream": (lambda a: nvsym.allreduce(a, a, stream="s"), TypeError, "stream"),
+    "stream that raises": (lambda a: nvsym.allreduce(a, a, stream=NoStream()), RuntimeError, "no stream"),
+    "a peer's buffer": (lambda a: nvsym.allreduce(a.peer(nvsym.my_pe()), a), TypeError, "source.*dest"),
+    "a freed buffer": (lambda a: nvsym.allreduce(freed(), a), nvsym.FreedBufferError, "^dest: "),
+    "barrier": (lambda a: nvsym.barrier(stream="s"), TypeError, "stream"),
+    "barrier of no team": (lambda a: nvsym.barrier(3), TypeError, "team"),
+    "barrier_all": (lambda a: nvsym.barrier_all(stream=NoStream()), RuntimeError, "no stream"),
+    "sync_all": (lambda a: nvsym.sync_all(stream="s"), TypeError, "stream"),
 }
+
+
+class NoStream:
+    """What looks like another library's stream."""
+
+    @property
+    def ptr(self):
+        raise RuntimeError("no stream")
+
+
+@functools.cache
+def freed():
+    """A view of a buffer that all PEs freed before the first call; made by `test_a_bad_call_on_one_pe_raises_on_all`."""
+    buffer = nvsym.SHMEMBuffer["float32"](20)
+    view = buffer[:]
+    buffer.free()
+    return view
 
 
 def other_of(a):
@@ -331,6 +356,7 @@ def test_a_bad_call_on_one_pe_raises_on_all(ctx, case):
     me, n = ctx.my_pe(), ctx.n_pes()
     bad, error, text = FAILURES[case]
     a = nvsym.SHMEMBuffer["float32"].full(20, 1)
+    freed()
     start = time.monotonic()
     for _ in range(2):
         if me == n - 1:

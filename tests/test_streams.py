@@ -428,7 +428,6 @@ def test_finalize_raises_what_nobody_has_seen(nvsym_backend):
         assert_usable(ctx)
 
 
-@pytest.mark.pes(1, 2)
 def test_a_device_is_a_number():
     """Whatever else is given is told of before a driver is looked for."""
     for bad in (0.0, "0", None):
@@ -439,6 +438,7 @@ def test_a_device_is_a_number():
             nvsym.Device(bad)
 
 
+@pytest.mark.pes(1, 2)
 @pytest.mark.parametrize("what", ["stream", "event"])
 def test_interrupt_of_a_wait(ctx, what):
     gate, stream = Gate(ctx), Stream()

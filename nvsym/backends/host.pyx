@@ -29,8 +29,8 @@ from ..backend cimport (
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
 from ..status cimport (
-    STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status, status_of,
-    status_pe, status_text)
+    STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status, status_interrupted,
+    status_of, status_pe, status_text)
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_CMP_GE, NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
 
@@ -69,6 +69,7 @@ cdef extern from "host_sync.h" nogil:
     void     nvsym_store(uint64_t *p, uint64_t v)
     uint32_t nvsym_load32(const uint32_t *p)
     void     nvsym_store32(uint32_t *p, uint32_t v)
+    void     nvsym_add32(uint32_t *p, int32_t n)
     void     nvsym_fence()
     bint     nvsym_try_lock(uint32_t *p)
     void     nvsym_unlock(uint32_t *p)
@@ -102,6 +103,7 @@ cdef enum:
     SPIN              = 2000         # polls before yielding, where every PE of the node can have a core
     SPIN_SHORT        = 20           # the same where PEs share cores
     SLEEP_AFTER       = 1_000_000    # nanoseconds of yielding before a waiting PE sleeps between polls
+    PATIENCE          = 5000        # milliseconds that the end of a job waits for threads to leave its memory
     WATCH_PERIOD      = 20_000_000   # nanoseconds between two looks at the peers
     SHARE_ALIGN       = 64           # bytes: PEs write different cache lines of a result
     ONE_SHOT          = 2048         # bytes: one meeting and more copying, or two meetings; measured
@@ -128,6 +130,7 @@ cdef struct HostState:
     size_t    heap_bytes
     size_t    one_shot      # bytes up to which an allreduce takes one meeting of the PEs and copies more
     int64_t   limit         # nanoseconds that a wait may last; 0: no limit
+    uint32_t  closing       # the memory is about to go
     bint      several_nodes
     bint      see_pids      # the PEs of the node see each other's process numbers
 
@@ -141,6 +144,7 @@ cdef struct TeamState:
     nvsym_team_ctl **  ctl          # of each member, where inside
     uint64_t           epoch
     uint32_t           busy
+    uint32_t           queued       # calls on streams that have not run yet
     bint               broken
     bint               ahead        # the last epoch was announced without waiting for the others
     const void **      src          # scratch, n each
@@ -156,12 +160,16 @@ cdef struct HostOp:
     int          algorithm
     bint         complete
     bint         blocks             # the caller waits for it
+    bint         counted            # among the team's `queued`
     char *       dest
     const char * src
     size_t       nbytes             # of one block
     size_t       count              # elements
     uint64_t *   sig
     uint64_t     value
+
+
+cdef list _kept = []   # memory that threads of this process may still look at
 
 
 cdef class HostTeam(TeamData):
@@ -186,6 +194,8 @@ cdef class HostBackend(Backend):
     cdef size_t      heap_bytes
     cdef size_t      committed      # of the heap
     cdef object      free_slots     # of team control blocks
+    cdef list        leaving        # teams that were destroyed before their last calls have run
+    cdef int         running        # threads inside of a call on the default stream
     cdef int         max_teams
     cdef list        _capabilities
 
@@ -202,6 +212,7 @@ cdef class HostBackend(Backend):
         self.runtime = self.host = get_host_runtime()
         self.max_teams = settings["NVSYM_MAX_TEAMS"]
         self.free_slots = set(range(self.max_teams))
+        self.leaving = []
         self.control_bytes = PAGE + <size_t> self.max_teams * sizeof(nvsym_team_ctl)
         self.control_bytes += -self.control_bytes % PAGE
         self.heap_bytes = heap_size + -heap_size % PAGE
@@ -330,8 +341,22 @@ cdef class HostBackend(Backend):
             self.inter.close()
             comm.Free()
             self.inter = None
-        self._unmap()
+        if self._threads_left():
+            self._unmap()
+        else:
+            _kept.append(self.segment)
         return 0
+
+    def _threads_left(self):
+        """Whether the threads that wait on the default stream have given up: the memory goes."""
+        cdef int i
+        nvsym_store32(&self.state.closing, 1)
+        for i in range(PATIENCE):
+            if self.running == 0:
+                return True
+            with nogil:
+                nvsym_sleep(1_000_000)
+        return False
 
     cdef int set_exiting(self, int stage) except -1:
         cdef uint32_t state = NVSYM_PE_RUNNING
@@ -406,11 +431,25 @@ cdef class HostBackend(Backend):
         if stream != NULL:
             return self.host.push(stream, run, op, sizeof(HostOp), keep)
         status.code = status.npes = 0
+        self.running += 1
         with nogil:
             failed = run(op, &status)
+        self.running -= 1
         if failed:
             raise_status(&status)
         return 0
+
+    cdef int submit_to(self, TeamState *t, host_op run, HostOp *op, void *stream, object keep) except -1:
+        """The same for a call of a team."""
+        op.counted = stream != NULL
+        if not op.counted:
+            return self.submit(run, op, stream, keep)
+        nvsym_add32(&t.queued, 1)
+        try:
+            return self.submit(run, op, stream, keep)
+        except BaseException:
+            nvsym_add32(&t.queued, -1)
+            raise
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
@@ -506,6 +545,9 @@ cdef class HostBackend(Backend):
         team.agreement = agreement
         t.host, t.team, t.me, t.n, t.pes = &self.state, <void *> team, my_pe, n, team.pes
         team.record.state = t
+        leaving, self.leaving = self.leaving, []
+        for left in leaving:
+            self.destroy_team(left)
         free_here = agreement.gather(sorted(self.free_slots), "choosing a team's control block")
         common = sorted(set(free_here[0]).intersection(*free_here[1:]))
         if not common:
@@ -538,6 +580,9 @@ cdef class HostBackend(Backend):
 
     cdef int destroy_team(self, TeamData team) except -1:
         cdef HostTeam t = <HostTeam> team
+        if nvsym_load32(&t.state.queued):
+            self.leaving.append(t)      # another team must not meet its calls
+            return 0
         self.free_slots.add(t.slot)
         if t.comm is not None and not t.state.inside:
             t.comm.comm.Free()
@@ -547,7 +592,7 @@ cdef class HostBackend(Backend):
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
         op.host = &self.state
         op.team = &(<HostTeam> team).state
-        return self.submit(run_collective, op, stream, keep)
+        return self.submit_to(op.team, run_collective, op, stream, keep)
 
     cdef int barrier(self, TeamData team, bint complete, void *stream) except -1:
         cdef HostOp op
@@ -614,7 +659,7 @@ cdef class HostBackend(Backend):
         cdef bytes text = reason.encode()[:STATUS_TEXT - 1]
         op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
         op.src, op.nbytes = <const char *> text, len(text)
-        return self.submit(run_fail, &op, stream, None if stream == NULL else (team, text))
+        return self.submit_to(op.team, run_fail, &op, stream, None if stream == NULL else (team, text))
 
     cdef int functions(self, Functions *f) except -1:
         cdef int pe
@@ -909,6 +954,9 @@ cdef int wait_until(HostState *h, const uint64_t *flag, int cmp, uint64_t value,
         if now - watched < WATCH_PERIOD:
             continue
         watched = now
+        if nvsym_load32(&h.closing):
+            status_text(status, STATUS_CLOSED, b"the job ended while this thread waited")
+            return -1
         # What a PE wrote before it said that it is finalizing is visible now: look at the flag once more.
         if pe >= 0:
             exiting = state_of(h, pe) == NVSYM_PE_EXITING
@@ -947,8 +995,8 @@ cdef int check_signals(Status *status) noexcept with gil:
     try:
         PyErr_CheckSignals()
         return 0
-    except BaseException:
-        status_text(status, STATUS_INTERRUPTED, b"interrupted while waiting for another PE")
+    except BaseException as error:
+        status_interrupted(status, error, b"interrupted while waiting for another PE")
         return -1
 
 
@@ -1067,6 +1115,8 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
     if not nvsym_try_lock(&t.busy):
         status_text(status, STATUS_COLLECTIVE, b"the team is in the middle of another collective call of this PE: calls on one "
                     b"team must be ordered, on one stream or by events")
+        if op.counted:
+            nvsym_add32(&t.queued, -1)
         return -1
     if t.broken:
         status_text(status, STATUS_COLLECTIVE, b"the team cannot be used any more, since an earlier collective call on it was "
@@ -1078,7 +1128,11 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
         failed = inside_node(op, status)
     else:
         failed = by_mpi(op, INTER_COLLECTIVE, status)
+        if failed and status.code != STATUS_COLLECTIVE:
+            t.broken = True     # what was left of the call would meet the next one
     nvsym_unlock(&t.busy)
+    if op.counted:
+        nvsym_add32(&t.queued, -1)
     return failed
 
 
@@ -1090,9 +1144,11 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
     cdef size_t n = min(op.nbytes, <size_t> (STATUS_TEXT - 1))
     cdef int parity
     if t.n == 1 or t.broken or not nvsym_try_lock(&t.busy):
+        if op.counted:
+            nvsym_add32(&t.queued, -1)
         return 0
     if not t.inside or op.algorithm == ALGO_MPI:
-        if by_mpi(op, INTER_FAIL, status):
+        if by_mpi(op, INTER_FAIL, status) and status.code != STATUS_COLLECTIVE:
             t.broken = True
     else:
         parity = next_epoch(t, op.kind, status)
@@ -1105,6 +1161,8 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
             mine.stage[parity][n] = 0
             nvsym_store(&mine.arrived, t.epoch)
     nvsym_unlock(&t.busy)
+    if op.counted:
+        nvsym_add32(&t.queued, -1)
     return 0
 
 
@@ -1278,7 +1336,7 @@ cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, St
     cdef HostOp op
     op.host, op.team = <HostState *> ctx, <TeamState *> team.state
     op.kind, op.pe, op.op, op.dtype, op.count = COLL_BARRIER if complete else COLL_SYNC, 0, 0, NO_TYPE, 0
-    op.nbytes, op.complete, op.dest, op.src, op.algorithm = 0, complete, NULL, NULL, ALGO_AUTO
+    op.nbytes, op.complete, op.dest, op.src, op.algorithm, op.counted = 0, complete, NULL, NULL, ALGO_AUTO, False
     return start(run_collective, &op, stream, status)
 
 
@@ -1287,7 +1345,7 @@ cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, c
     cdef HostOp o
     o.host, o.team = <HostState *> ctx, <TeamState *> team.state
     o.kind, o.pe, o.op, o.dtype, o.count, o.algorithm = COLL_REDUCE, 0, op, dtype, count, algorithm
-    o.nbytes, o.dest, o.src, o.complete = count * SIZES[dtype], <char *> dest, <const char *> src, False
+    o.nbytes, o.dest, o.src, o.complete, o.counted = count * SIZES[dtype], <char *> dest, <const char *> src, False, False
     if nvsym_host_reduce(dtype, op) == NULL or o.algorithm == ALGO_MULTIMEM or o.algorithm == ALGO_NVSHMEM:
         if no_reducer(&o, status):
             c_fail_reduce(ctx, team, algorithm, stream, status)
@@ -1316,7 +1374,7 @@ cdef void c_fail_reduce(void *ctx, nvsym_team_t team, int algorithm, void *strea
     cdef FailOp fail
     cdef Status unused
     fail.op.host, fail.op.team, fail.op.kind = <HostState *> ctx, <TeamState *> team.state, COLL_REDUCE
-    fail.op.algorithm = algorithm
+    fail.op.algorithm, fail.op.counted = algorithm, False
     snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
     start_sized(run_fail_words, &fail.op, sizeof(FailOp), stream, &unused)
 

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call leaves behind that failed, was given up, or never ran: later calls are right, or are refused."""
+
+import pytest
+
+PROLOGUE = """
+import os, signal, threading, time
+import numpy as np
+import nvsym
+
+ctx = nvsym.init(backend="host", heap_size="4M")
+me, n = nvsym.my_pe(), nvsym.n_pes()
+F, U = nvsym.SHMEMBuffer["float32"], nvsym.SHMEMBuffer["uint64"]
+
+
+def outcome(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "ok"
+
+
+def summed(team=None, **options):
+    a, b = F.full(8, me + 1), F.full(8, -1)
+    nvsym.allreduce(b, a, team=team, **options)
+    assert (b.to_numpy() == n * (n + 1) / 2).all(), b.to_numpy()
+"""
+
+
+def run(mpirun, n, text, *, limit=2, **options):
+    return mpirun(
+        n, PROLOGUE + text, env={"NVSYM_TIMEOUT": str(limit), **options.pop("env", {})}, timeout=60, **options
+    )
+
+
+@pytest.mark.parametrize(("nodes", "way"), [(1, "algorithm='mpi'"), (2, "")])
+def test_a_call_by_mpi_that_was_left(mpirun, nodes, way):
+    """A late PE, and the one that has given it up, get errors ever after, and no sums of calls that do not belong together."""
+    job = run(
+        mpirun, 2,
+        f"""
+team = nvsym.TEAM_WORLD.split_strided(0, 1, 2)
+a, b = F.full(8, 1), F.full(8, 0)
+if me == 0:
+    time.sleep(2.5)
+found = []
+for k in range(3):
+    a.fill(10 * k + 1)
+    b.fill(-1)
+    found.append(outcome(lambda: nvsym.allreduce(b, a, team=team, {way})))
+    assert found[-1] != "ok" or (b.to_numpy() == 20 * k + 2).all(), (k, b.to_numpy())
+print(*found, sep="\\n", flush=True)
+time.sleep(3 if me == 1 else 0)
+os._exit(0)
+""",
+        nodes=nodes, check=False,
+    )  # fmt: skip
+    late, other = ([line.split(":")[0] for line in job.pe_stdout[pe].splitlines()] for pe in (0, 1))
+    assert other == ["PeerTimeoutError", "CollectiveError", "CollectiveError"], job.describe()
+    assert late[0] == "PeerTimeoutError", job.describe()
+    assert set(late[1:]) == {"CollectiveError"}, job.describe()
+    assert "cannot be used any more" in job.pe_stdout[1]
+
+
+def test_a_buffer_of_no_type_on_one_pe(mpirun):
+    run(
+        mpirun, 2,
+        """
+found = outcome(lambda: ctx.enqueue_create_buffer("flaot32" if me == 0 else "float32", 4))
+assert "flaot32" in found, found
+x, y = ctx.enqueue_create_buffer("float32", 4), F.full(4, me)
+nvsym.put(y, np.full(4, 9, np.float32), 1 - me)
+nvsym.barrier_all()
+assert (y.to_numpy() == 9).all()
+""",
+    )  # fmt: skip
+
+
+def test_split_2d_that_fails_keeps_nothing(mpirun):
+    run(
+        mpirun, 2,
+        """
+for _ in range(3):
+    assert "no control block" in outcome(lambda: nvsym.TEAM_WORLD.split_2d(1))
+    with nvsym.TEAM_WORLD.split_strided(0, 1, 2) as team:
+        summed(team)
+""",
+        env={"NVSYM_MAX_TEAMS": "4"},
+    )  # fmt: skip
+
+
+def test_a_team_that_is_destroyed_before_its_last_call_has_run(mpirun):
+    """The next team does not meet what the first one has on a stream."""
+    run(
+        mpirun, 2,
+        """
+for turn in range(3):
+    signal_ = U.full(1, 0)
+    a, b, c, d = F.full(100, 1), F.full(100, 0), F.full(100, 10), F.full(100, 0)
+    team, stream = nvsym.TEAM_WORLD.split_strided(0, 1, 2), nvsym.Stream()
+    nvsym.signal_wait_until(signal_, "eq", 1, stream=stream)
+    nvsym.allreduce(b, a, team=team, stream=stream)
+    team.destroy()
+    other = nvsym.TEAM_WORLD.split_strided(0, 1, 2)
+    if me == 0:
+        nvsym.signal_op(signal_, 1, 0)
+        time.sleep(0.2)
+    nvsym.allreduce(d, c, team=other)
+    if me == 1:
+        nvsym.signal_op(signal_, 1, 1)
+    stream.synchronize()
+    assert (b.to_numpy() == 2).all() and (d.to_numpy() == 20).all(), (b.to_numpy(), d.to_numpy())
+    other.destroy()
+    nvsym.barrier_all()
+""",
+        limit=20, env={"NVSYM_MAX_TEAMS": "6"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_create_group_with_a_late_member(mpirun, late):
+    """Who comes when the other has given up waits as long itself, and no longer; then the two can meet."""
+    run(
+        mpirun, 2,
+        f"""
+nvsym.barrier_all()
+if me == {late}:
+    time.sleep(1.5)
+start = time.monotonic()
+found = outcome(lambda: nvsym.TEAM_WORLD.create_group([0, 1]))
+assert found.startswith("PeerTimeoutError"), found
+assert time.monotonic() - start < 4
+if me != {late}:
+    time.sleep(2)   # the late one has given up in the middle of this, and is half a second into its next call
+with nvsym.TEAM_WORLD.create_group([0, 1]) as team:
+    summed(team)
+""",
+        limit=1,
+    )  # fmt: skip
+
+
+def test_create_group_after_one_that_failed(mpirun):
+    run(
+        mpirun, 3,
+        """
+if me == 0:
+    assert outcome(lambda: nvsym.TEAM_WORLD.create_group([0, 9])).startswith("ValueError")
+if me == 1:
+    assert outcome(lambda: nvsym.TEAM_WORLD.create_group([0, 1])).startswith("PeerTimeoutError")
+if me != 1:
+    time.sleep(1.2)
+for members in ([0, 1, 2], [0, 2, 1]):
+    with nvsym.TEAM_WORLD.create_group(members) as team:
+        summed(team)
+found = outcome(lambda: nvsym.TEAM_WORLD.create_group([0, 1, 2] if me else [0, 2, 1]))
+assert found.startswith("CollectiveError"), found
+with nvsym.TEAM_WORLD.create_group([2, 1, 0]) as team:
+    summed(team)
+""",
+        limit=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_thread_that_waits_when_the_job_ends(mpirun, n):
+    job = run(
+        mpirun, n,
+        """
+found = []
+flag = U.full(1, 0)
+thread = threading.Thread(target=lambda: found.append(outcome(lambda: nvsym.signal_wait_until(flag, "ge", 1))))
+thread.start()
+time.sleep(0.2)
+nvsym.finalize()
+thread.join()
+print(found[0].split(":")[0])
+""",
+        limit=30,
+    )  # fmt: skip
+    assert set("".join(job.pe_stdout).split()) <= {"NotInitializedError", "PeerExitedError"}
+
+
+def test_what_a_signal_handler_raises(mpirun):
+    run(
+        mpirun, 1,
+        """
+class Alarm(Exception):
+    pass
+
+def handler(*_):
+    raise Alarm("rings")
+
+signal.signal(signal.SIGALRM, handler)
+flag = U.full(1, 0)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+assert outcome(lambda: nvsym.signal_wait_until(flag, "eq", 1)) == "Alarm: rings"
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    nvsym.signal_wait_until(flag, "eq", 1)
+except KeyboardInterrupt as error:
+    assert "interrupted" in str(error)
+else:
+    raise AssertionError("nothing was raised")
+summed()
+""",
+        limit=30,
+    )  # fmt: skip
