@@ -709,7 +709,13 @@ cdef object as_pattern(object value, object element):
     if KIND_ORDER[kind] > KIND_ORDER[element.kind] and not (element.kind == "bool" and is_bool):
         raise TypeError(f"value: {value!r} is not of {element.name}, and nothing is rounded or cut off")
     try:
-        return np.full(1, value, element.numpy)
+        with np.errstate(over="ignore", invalid="ignore"):
+            pattern = np.full(1, value, element.numpy)
+        # float8_e8m0fnu has no zero: there it is NaN, as everywhere.
+        if KIND_ORDER[element.kind] > 1 and not np.isfinite(pattern).all() and value != 0:
+            if KIND_ORDER[kind] <= 1 or np.isfinite(given).all():
+                raise OverflowError
+        return pattern
     except OverflowError:
         raise OverflowError(f"value: {value!r} is not in the range of {element.name}") from None
 

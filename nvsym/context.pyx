@@ -7,7 +7,7 @@ from .errors import NotInitializedError
 from .functions cimport enqueue
 from .job cimport Job, close_job, current_job, job_or_none, open_job, publish
 from .buffer cimport create_buffer
-from .rma cimport job_stream, meet_on_stream
+from .rma cimport meet_on_stream
 from .team cimport attach_predefined, detach_predefined, world_team
 
 

@@ -600,6 +600,11 @@ def test_values(ctx):
         ("f4", [], ValueError),
         ("f4", [1.0], ValueError),
         (bool, 2, TypeError),
+        ("f4", 1e300, OverflowError),
+        ("f4", np.float64(-1e39), OverflowError),
+        ("f2", 70000, OverflowError),
+        ("c8", 1e300j, OverflowError),
+        (ml_dtypes.float8_e4m3fn, 1000.0, OverflowError),
     ):
         with refused(ctx, error, "value: "):
             SHMEMBuffer[dtype].full(3, value)
@@ -618,6 +623,9 @@ def test_values(ctx):
         ("i4", True),
         ("u1", 255),
         ("f4", np.inf),
+        ("f4", -np.inf),
+        ("f4", np.nan),
+        ("f2", 65504),
         (ml_dtypes.bfloat16, 1.5),
         ("f2", np.array(3.0)),
         ("i8", np.uint8(3)),

@@ -351,7 +351,7 @@ cdef class HostBackend(Backend):
         """Whether the threads that wait on the default stream have given up: the memory goes."""
         cdef int i
         nvsym_store32(&self.state.closing, 1)
-        for i in range(PATIENCE):
+        for i in range(PATIENCE):    # no-cython-lint
             if self.running == 0:
                 return True
             with nogil:
