@@ -67,6 +67,10 @@ def different_arguments():
     assert everyone(str(wrong)) == [str(wrong)] * n
     wrong = raises(RuntimeError, "PE 0", "byte_size", call=lambda: Pool.allocate(devices, 100 if me else 0))
     assert everyone(str(wrong)) == [str(wrong)] * n
+    wrong = raises(
+        (TypeError, RuntimeError), "PE 0", "byte_size", "float", call=lambda: Pool.allocate(devices, 100 if me else 1.5)
+    )
+    assert everyone(str(wrong)) == [str(wrong)] * n
     wrong = raises(RuntimeError, f"PE {n - 1}", "do not fit", call=lambda: Pool.allocate(devices, 1 << 40))
     assert everyone(str(wrong)) == [str(wrong)] * n
     assert holdings() == before
