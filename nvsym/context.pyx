@@ -4,9 +4,9 @@
 from .device import number_of_gpus
 from .errors import NotInitializedError
 
+from .buffer cimport create_buffer
 from .functions cimport enqueue
 from .job cimport Job, close_job, current_job, job_or_none, open_job, publish
-from .buffer cimport create_buffer
 from .rma cimport meet_on_stream
 from .team cimport attach_predefined, detach_predefined, world_team
 

@@ -12,3 +12,5 @@ cdef class Device:
 
 cdef Device host_device(int pe, str node)
 cdef Device cuda_device(int ordinal, int pe)
+# An argument that is the number of a GPU; `expected`: what else it could be, in words.
+cdef int as_ordinal(object value, str name, str expected) except -1

@@ -53,13 +53,7 @@ cdef class Device:
         self.pe = -1
 
     def __init__(self, ordinal):
-        try:
-            number = index(ordinal)
-        except TypeError:
-            raise TypeError(f"ordinal: expected the number of a GPU, not {type(ordinal).__name__}") from None
-        if not 0 <= number <= INT_MAX:
-            raise ValueError(f"ordinal: {number} is no number of a GPU")
-        fill_cuda(self, number)
+        fill_cuda(self, as_ordinal(ordinal, "ordinal", "the number of a GPU"))
 
     @staticmethod
     def cpu():
@@ -130,6 +124,16 @@ cdef Device cuda_device(int ordinal, int pe):
     fill_cuda(device, ordinal)
     device.pe = pe
     return device
+
+
+cdef int as_ordinal(object value, str name, str expected) except -1:
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected {expected}, not {type(value).__name__}") from None
+    if not 0 <= number <= INT_MAX:
+        raise ValueError(f"{name}: {number} is no number of a GPU")
+    return number
 
 
 cdef int fill_cuda(Device device, int ordinal) except -1:

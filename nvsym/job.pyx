@@ -6,7 +6,6 @@ at interpreter exit before MPI is finalized; a PE that ends in an unhandled exce
 not wait for it.
 """
 
-from libc.limits cimport INT_MAX
 from libc.string cimport memset
 
 import atexit
@@ -16,7 +15,6 @@ import sys
 import time
 import traceback
 import warnings
-from operator import index
 
 from . import _settings
 from ._version import __version__
@@ -25,6 +23,7 @@ from .errors import ForkError, NotAvailableError, NotInitializedError, NVSymErro
 
 from .agreement cimport Agreement
 from .backend cimport EXIT_DRAINED, EXIT_DRAINING, EXIT_NONE, Backend, Functions, TeamData
+from .device cimport Device, as_ordinal
 from .heap cimport CALL_FINALIZE, Heap, meet
 
 BACKENDS = ("auto", "nvshmem", "host")
@@ -263,18 +262,11 @@ def _start(comm, tuple arguments):
 
 def _device(value):
     """The argument `device`: None, a Device or a number. Whether there is such a GPU matters to backends that use GPUs."""
-    from .device import Device
     if value is None or isinstance(value, Device):
         return value
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = index(value)
-    except TypeError:
-        raise TypeError(f"device: expected a Device or a GPU's number, not {type(value).__name__}") from None
-    if not 0 <= number <= INT_MAX:
-        raise ValueError(f"device: {number} is no number of a GPU")
-    return number
+    if isinstance(value, bool):
+        raise TypeError("device: expected a Device or a GPU's number, not bool")
+    return as_ordinal(value, "device", "a Device or a GPU's number")
 
 
 def _heap_size(value):

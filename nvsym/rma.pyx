@@ -189,10 +189,7 @@ cdef int meet_on_stream(object team, bint complete, object stream) except -1:
     try:
         t = as_team(team, "team")
         t.check()
-        if stream is None:
-            ptr = t.job.backend.stream.ptr
-        else:
-            stream_ptr(stream, t.job.backend.device, &ptr)
+        job_stream(t.job, stream, &ptr)
     except Exception as error:
         fail(team, COLL_BARRIER if complete else COLL_SYNC, error, stream)
     return t.job.backend.barrier(t.data, complete, ptr)

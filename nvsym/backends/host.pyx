@@ -103,7 +103,7 @@ cdef enum:
     SPIN              = 2000         # polls before yielding, where every PE of the node can have a core
     SPIN_SHORT        = 20           # the same where PEs share cores
     SLEEP_AFTER       = 1_000_000    # nanoseconds of yielding before a waiting PE sleeps between polls
-    PATIENCE          = 5000        # milliseconds that the end of a job waits for threads to leave its memory
+    PATIENCE          = 5000         # milliseconds that the end of a job waits for threads to leave its memory
     WATCH_PERIOD      = 20_000_000   # nanoseconds between two looks at the peers
     SHARE_ALIGN       = 64           # bytes: PEs write different cache lines of a result
     ONE_SHOT          = 2048         # bytes: one meeting and more copying, or two meetings; measured
@@ -160,7 +160,6 @@ cdef struct HostOp:
     int          algorithm
     bint         complete
     bint         blocks             # the caller waits for it
-    bint         counted            # among the team's `queued`
     char *       dest
     const char * src
     size_t       nbytes             # of one block
@@ -341,14 +340,14 @@ cdef class HostBackend(Backend):
             self.inter.close()
             comm.Free()
             self.inter = None
-        if self._threads_left():
+        if self._await_threads():
             self._unmap()
         else:
             _kept.append(self.segment)
         return 0
 
-    def _threads_left(self):
-        """Whether the threads that wait on the default stream have given up: the memory goes."""
+    def _await_threads(self):
+        """Tell threads that wait on the default stream that the memory goes; whether they have left in time."""
         cdef int i
         nvsym_store32(&self.state.closing, 1)
         for i in range(PATIENCE):    # no-cython-lint
@@ -439,16 +438,15 @@ cdef class HostBackend(Backend):
             raise_status(&status)
         return 0
 
-    cdef int submit_to(self, TeamState *t, host_op run, HostOp *op, void *stream, object keep) except -1:
-        """The same for a call of a team."""
-        op.counted = stream != NULL
-        if not op.counted:
+    cdef int submit_to_team(self, host_op run, host_op run_queued, HostOp *op, void *stream, object keep) except -1:
+        """The same for a call of a team, which counts what is enqueued until it has run."""
+        if stream == NULL:
             return self.submit(run, op, stream, keep)
-        nvsym_add32(&t.queued, 1)
+        nvsym_add32(&op.team.queued, 1)
         try:
-            return self.submit(run, op, stream, keep)
+            return self.submit(run_queued, op, stream, keep)
         except BaseException:
-            nvsym_add32(&t.queued, -1)
+            nvsym_add32(&op.team.queued, -1)
             raise
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
@@ -592,7 +590,7 @@ cdef class HostBackend(Backend):
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
         op.host = &self.state
         op.team = &(<HostTeam> team).state
-        return self.submit_to(op.team, run_collective, op, stream, keep)
+        return self.submit_to_team(run_collective, run_queued_collective, op, stream, keep)
 
     cdef int barrier(self, TeamData team, bint complete, void *stream) except -1:
         cdef HostOp op
@@ -659,7 +657,7 @@ cdef class HostBackend(Backend):
         cdef bytes text = reason.encode()[:STATUS_TEXT - 1]
         op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
         op.src, op.nbytes = <const char *> text, len(text)
-        return self.submit_to(op.team, run_fail, &op, stream, None if stream == NULL else (team, text))
+        return self.submit_to_team(run_fail, run_queued_fail, &op, stream, None if stream == NULL else (team, text))
 
     cdef int functions(self, Functions *f) except -1:
         cdef int pe
@@ -1115,8 +1113,6 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
     if not nvsym_try_lock(&t.busy):
         status_text(status, STATUS_COLLECTIVE, b"the team is in the middle of another collective call of this PE: calls on one "
                     b"team must be ordered, on one stream or by events")
-        if op.counted:
-            nvsym_add32(&t.queued, -1)
         return -1
     if t.broken:
         status_text(status, STATUS_COLLECTIVE, b"the team cannot be used any more, since an earlier collective call on it was "
@@ -1131,8 +1127,12 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
         if failed and status.code != STATUS_COLLECTIVE:
             t.broken = True     # what was left of the call would meet the next one
     nvsym_unlock(&t.busy)
-    if op.counted:
-        nvsym_add32(&t.queued, -1)
+    return failed
+
+
+cdef int run_queued_collective(void *payload, Status *status) noexcept nogil:
+    cdef int failed = run_collective(payload, status)
+    nvsym_add32(&(<HostOp *> payload).team.queued, -1)
     return failed
 
 
@@ -1144,8 +1144,6 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
     cdef size_t n = min(op.nbytes, <size_t> (STATUS_TEXT - 1))
     cdef int parity
     if t.n == 1 or t.broken or not nvsym_try_lock(&t.busy):
-        if op.counted:
-            nvsym_add32(&t.queued, -1)
         return 0
     if not t.inside or op.algorithm == ALGO_MPI:
         if by_mpi(op, INTER_FAIL, status) and status.code != STATUS_COLLECTIVE:
@@ -1161,9 +1159,13 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
             mine.stage[parity][n] = 0
             nvsym_store(&mine.arrived, t.epoch)
     nvsym_unlock(&t.busy)
-    if op.counted:
-        nvsym_add32(&t.queued, -1)
     return 0
+
+
+cdef int run_queued_fail(void *payload, Status *status) noexcept nogil:
+    cdef int failed = run_fail(payload, status)
+    nvsym_add32(&(<HostOp *> payload).team.queued, -1)
+    return failed
 
 
 cdef int alone(HostOp *op) noexcept nogil:
@@ -1336,7 +1338,7 @@ cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, St
     cdef HostOp op
     op.host, op.team = <HostState *> ctx, <TeamState *> team.state
     op.kind, op.pe, op.op, op.dtype, op.count = COLL_BARRIER if complete else COLL_SYNC, 0, 0, NO_TYPE, 0
-    op.nbytes, op.complete, op.dest, op.src, op.algorithm, op.counted = 0, complete, NULL, NULL, ALGO_AUTO, False
+    op.nbytes, op.complete, op.dest, op.src, op.algorithm = 0, complete, NULL, NULL, ALGO_AUTO
     return start(run_collective, &op, stream, status)
 
 
@@ -1345,7 +1347,7 @@ cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, c
     cdef HostOp o
     o.host, o.team = <HostState *> ctx, <TeamState *> team.state
     o.kind, o.pe, o.op, o.dtype, o.count, o.algorithm = COLL_REDUCE, 0, op, dtype, count, algorithm
-    o.nbytes, o.dest, o.src, o.complete, o.counted = count * SIZES[dtype], <char *> dest, <const char *> src, False, False
+    o.nbytes, o.dest, o.src, o.complete = count * SIZES[dtype], <char *> dest, <const char *> src, False
     if nvsym_host_reduce(dtype, op) == NULL or o.algorithm == ALGO_MULTIMEM or o.algorithm == ALGO_NVSHMEM:
         if no_reducer(&o, status):
             c_fail_reduce(ctx, team, algorithm, stream, status)
@@ -1374,7 +1376,7 @@ cdef void c_fail_reduce(void *ctx, nvsym_team_t team, int algorithm, void *strea
     cdef FailOp fail
     cdef Status unused
     fail.op.host, fail.op.team, fail.op.kind = <HostState *> ctx, <TeamState *> team.state, COLL_REDUCE
-    fail.op.algorithm, fail.op.counted = algorithm, False
+    fail.op.algorithm = algorithm
     snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
     start_sized(run_fail_words, &fail.op, sizeof(FailOp), stream, &unused)
 

@@ -10,6 +10,11 @@ import pytest
 import nvsym
 from nvsym import _driver
 
+# Tests that start jobs of their own have one configuration: that of tools/gpu.sh, or two simulated GPUs.
+REAL = "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "")
+PES = int(os.environ.get("NVSYM_TEST_GPU_PES", "1" if REAL else "2"))
+here = pytest.mark.parametrize("n", [pytest.param(PES, id=f"{'nvshmem' if REAL else 'simulator'}-n{PES}")])
+
 
 def is_simulated():
     """Whether this PE's GPU is a simulated one, which runs no compiled kernels."""
@@ -35,8 +40,7 @@ def share_without_mps(n):
     tools/gpu.sh says which GPUs there are: one, or one for each PE.
     """
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    real = "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "")
-    return real and len(gpus) < n and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    return REAL and len(gpus) < n and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 class TorchStream:

@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of CUDA C++ on GPUs: kernels compiled by NVRTC and by nvcc, over the memory of all PEs."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from simulated import share_without_mps
+from simulated import PES, REAL, here, share_without_mps
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cuda_cpp"
-PES = int(os.environ.get("NVSYM_TEST_GPU_PES", "1"))
 
 pytestmark = [
-    pytest.mark.skipif(
-        "nvshmem" not in os.environ.get("NVSYM_TEST_BACKENDS", ""), reason="a real GPU: a simulated one runs no kernels"
-    ),
+    pytest.mark.skipif(not REAL, reason="a real GPU: a simulated one runs no kernels"),
     pytest.mark.skipif(
         share_without_mps(PES), reason="MPS: kernels of several PEs on one GPU have to run at the same time"
     ),
-    pytest.mark.parametrize("n", [pytest.param(PES, id=f"nvshmem-n{PES}")]),
+    here,
 ]
 
 

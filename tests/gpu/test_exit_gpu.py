@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes with GPU memory and a job end with the right status in every order, and print nothing of their own."""
 
-import os
 import re
 from pathlib import Path
 
 import pytest
-from simulated import share_without_mps
+from simulated import REAL, here, share_without_mps
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "")
-PES = int(os.environ.get("NVSYM_TEST_GPU_PES", "1" if REAL else "2"))
-here = pytest.mark.parametrize("n", [pytest.param(PES, id=f"{'nvshmem' if REAL else 'simulator'}-n{PES}")])
 
 PROLOGUE = """
 import atexit, gc, os, sys, threading

@@ -2,15 +2,12 @@
 """`python -m nvsym info` of a job on GPUs."""
 
 import json
-import os
 
 import pytest
-
-REAL = "nvshmem" in os.environ.get("NVSYM_TEST_BACKENDS", "")
-PES = int(os.environ.get("NVSYM_TEST_GPU_PES", "1" if REAL else "2"))
+from simulated import here
 
 
-@pytest.mark.parametrize("n", [pytest.param(PES, id=f"{'nvshmem' if REAL else 'simulator'}-n{PES}")])
+@here
 def test_the_links_of_a_job(mpirun, n):
     """What NVML says of the way from each PE's GPU to those of the others."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
