@@ -122,6 +122,11 @@ DAMAGES = {
         "if (meet(t, 0, epoch)) { /* all are done with",
         "{ /*",
     ),
+    "that a barrier waits": (
+        "collectives",
+        "    meet(t, 0, epoch);\n    end_epoch(t, epoch);",
+        "    end_epoch(t, epoch);",
+    ),
     "the barrier after reduce_scatter has read": (
         "exchange",
         "meet(t, 1, epoch); /* all are done with the operands */",

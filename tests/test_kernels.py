@@ -48,10 +48,10 @@ def test_types_and_operators_are_nvsyms():
     assert set(compiler.OPERATORS) == {op.name for op in OPS}
 
 
-def test_the_compiler_is_loaded_by_a_thread(monkeypatch):
-    assert compiler.begin_loading()() == compiler.compiler_version()
+def test_the_compiler_is_loaded_by_a_thread(cache, monkeypatch):
+    assert compiler.begin_loading(90)() == (compiler.order_cubin(90)[0], True)
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    load = compiler.begin_loading()
+    load = compiler.begin_loading(90)
     with pytest.raises(NotAvailableError, match="cuda-bindings"):
         load()
 
@@ -61,7 +61,11 @@ def test_all_kernels_compile(cache):
     scattered = [("float32", "sum", 80), ("bfloat16", "max", 90), ("float8_e4m3fnuz", "sum", 100), ("bool", "xor", 90)]
     calls += [(compiler.reduce_scatter_cubin, compiler.SCATTERS, arguments) for arguments in scattered]
     calls += [(compiler.levels_cubin, compiler.LEVELS, arguments) for arguments in scattered]
-    for cubin_of, kernels in ((compiler.moves_cubin, compiler.MOVES), (compiler.put_cubin, compiler.PUTS)):
+    for cubin_of, kernels in (
+        (compiler.moves_cubin, compiler.MOVES),
+        (compiler.put_cubin, compiler.PUTS),
+        (compiler.order_cubin, compiler.ORDERS),
+    ):
         calls += [(cubin_of, kernels, (arch,)) for arch in ARCHITECTURES]
     # The compiler does one thing at a time in a process.
     context = multiprocessing.get_context("spawn")

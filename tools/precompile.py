@@ -27,7 +27,7 @@ def main():
     calls = [
         (function, pair) for function in (compiler.allreduce_cubin, compiler.reduce_scatter_cubin) for pair in pairs
     ]
-    calls += [(compiler.moves_cubin, (arch,)), (compiler.put_cubin, (arch,))]
+    calls += [(compiler.moves_cubin, (arch,)), (compiler.put_cubin, (arch,)), (compiler.order_cubin, (arch,))]
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), context) as pool:

@@ -17,6 +17,7 @@ CALLS = ["overhead", *QUICK, "--batches", "15", "--vs", "nvshmem,nvshmem4py,cuda
 COPIES = ["copy", "-b", "256M", "-e", "256M", "--batches", "7", "--budget", "0.4"]
 SIZES = ["-b", "64", "-f", "64", *QUICK, "--reference", "64M"]  # 64 B, 4 KiB, 256 KiB, 16 MiB, 1 GiB
 SIGNALS = ["put", "--signal", "-e", "4K", "--graph", "both", *SIZES]
+BARRIER = ["barrier", *QUICK, "--graph", "both", "--vs", "nvshmem"]
 IN_PLACE = ["allreduce", "--in-place", "-b", "1M", "-e", "64M", "-f", "2", "--graph", *QUICK]
 LATENCY = ["latency", "-b", "8", "-e", "32K", "-f", "64", *QUICK, "--vs", "nvshmem"]
 
@@ -39,8 +40,9 @@ SUITES = {
         "allreduce-bf16": ["allreduce", "-b", "8", "-e", "64M", "-f", "8", "--dtype", "bfloat16", "--graph", *QUICK],
         "get": ["get", "-e", "16M", *SIZES, "--vs", "nvshmem"],
         "latency": LATENCY,
+        "barrier": BARRIER,
     },
-    "4-mps": {"allreduce": SHARED, "allreduce-in-place": IN_PLACE},
+    "4-mps": {"allreduce": SHARED, "allreduce-in-place": IN_PLACE, "barrier": BARRIER},
     "gpus": {
         "init": ["init", "--rounds", "3"],
         "allreduce": ["allreduce", "-b", "8", "-e", "1G", "-f", "2", "--dtype", "float32,bfloat16", "--graph",
@@ -52,6 +54,7 @@ SUITES = {
         "get": ["get", "-e", "1G", *SIZES, "--vs", "nvshmem,cuda"],
         "latency": LATENCY,
         "put_signal": [*SIGNALS, "--vs", "nvshmem"],
+        "barrier": BARRIER,
         "copy": COPIES,
         "allreduce-in-place": [*IN_PLACE, "--vs", "nccl"],
         "allreduce-nvshmem": ["allreduce", "-e", "16M", *SIZES, "--vs", "nvshmem,nvshmem4py"],

@@ -310,6 +310,14 @@ __device__ __forceinline__ void end_epoch(const Team &t, u32 epoch)
         *(volatile u32 *)(t.epochs + blockIdx.x) = epoch;
 }
 
+/* All have come here, and what each has stored before, in the order of its stream, can be seen by all. One block. */
+__device__ __forceinline__ void barrier(const Team &t)
+{
+    const u32 epoch = next_epoch(t);
+    meet(t, 0, epoch);
+    end_epoch(t, epoch);
+}
+
 /* ---- one shot: each PE reads the operands of all, and keeps the result; not in place ------------------------------ */
 
 template <class T, class Op> __device__ __forceinline__ void one_shot(T *dst, const T *src, u64 count, const Team &t)

@@ -44,7 +44,8 @@ from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Di
 from ..kernels.launch cimport forget_kernels, launch_kernel
 from ..kernels.put cimport PutKernels
 from ..libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUdeviceptr, CUfunction, CUmodule, CUstream)
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_MPS_ENABLED,
+    CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUfunction, CUmodule, CUstream, CUstreamCaptureStatus)
 from ..libnvshmem cimport (
     NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_MPI_COMM,
@@ -122,6 +123,8 @@ cdef class NvshmemBackend(Backend):
     cdef list        level_of           # the number of each PE's node, or what tests take for it
     cdef char *      level_sums         # symmetric: what the teams over several nodes have for their sums, or NULL
     cdef int64_t *   near               # from this PE's heap to that of each PE; FAR: it cannot be addressed
+    cdef bint        all_near           # nobody is FAR
+    cdef bint        has_orders         # exchange has its barrier and fence
     cdef str         why_no_kernels
     cdef str         no_multicast
     cdef list        _capabilities
@@ -145,7 +148,7 @@ cdef class NvshmemBackend(Backend):
         self._choose_device(agreement, device)
         self._check_settings(agreement)
         self._check_room(agreement, heap_size)
-        load_compiler = None if _driver.is_simulated() else kernel_compiler.begin_loading()     # while NVSHMEM is busy
+        load_compiler = None if _driver.is_simulated() else kernel_compiler.begin_loading(self._arch())    # while NVSHMEM is busy
         try:
             self._initialize(agreement)
         except BaseException:
@@ -155,7 +158,8 @@ cdef class NvshmemBackend(Backend):
             raise
         try:
             self._add_arena(agreement, heap_size)
-            self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1, settings["NVSYM_COPY_KERNEL"])
+            self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1 and self.n_pes > 1,
+                                   settings["NVSYM_COPY_KERNEL"])
             self._open_kernels(agreement, load_compiler, settings["NVSYM_TIMEOUT"], settings["NVSYM_STAGE_SIZE"])
         except BaseException:
             self.stop(agreement)
@@ -230,6 +234,11 @@ cdef class NvshmemBackend(Backend):
         if cuda.cuDeviceGetAttribute(&value, attribute, handle) != 0:
             return 0
         return value
+
+    def _arch(self):
+        """90 of a GPU of compute capability 9.0."""
+        return 10 * self._attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + self._attribute(
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
 
     def _check_settings(self, agreement):
         error = None
@@ -377,6 +386,7 @@ cdef class NvshmemBackend(Backend):
         self.gpu.after_drain = None
         forget_kernels()
         self.n_spans = 0
+        self.has_orders = False
         if self.kernels is not None:
             for kernels in (self.kernels, self.exchange):
                 self._free(<size_t> (<AllreduceKernels> kernels).workspace)
@@ -405,12 +415,12 @@ cdef class NvshmemBackend(Backend):
     def _open_kernels(self, agreement, load_compiler, limit, stage_size):
         """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
         self.why_no_kernels = None
-        reason = None
+        reason = orders = None
         try:
             if load_compiler is None:
                 reason = "the simulated CUDA driver runs no compiled kernels"
             else:
-                load_compiler()
+                orders = load_compiler()
         except Exception as e:
             reason = str(e)
         reasons = agreement.gather(reason, "looking for NVRTC")
@@ -425,7 +435,14 @@ cdef class NvshmemBackend(Backend):
         cdef AllreduceKernels kernels
         for kernels in opened:
             self._open_workspace(agreement, kernels)
+        error = None
+        try:
+            (<ExchangeKernels> opened[1]).prepare_orders(orders)
+        except Exception as e:
+            error = e
+        agreement.vote("loading the kernels of barriers", error)
         self.kernels, self.exchange = opened
+        self.has_orders = True
         self.gpu.after_drain = self._raise_failure
         self._open_stages(agreement, stage_size)
         self._open_levels(agreement)
@@ -653,6 +670,7 @@ cdef class NvshmemBackend(Backend):
                 self.near[pe] = delta
             else:
                 self.near[pe] = FAR     # its small copies are NVSHMEM's
+        self.all_near = all([self.near[pe] != FAR for pe in range(self.n_pes)])
         return 0
 
     cdef int grow(self, Agreement agreement, size_t nbytes) except -1:
@@ -751,9 +769,18 @@ cdef class NvshmemBackend(Backend):
 
     cdef int quiet(self, void *stream) except -1:
         self.gpu.use(self.ordinal)
-        with nogil:
-            nvshmem.nvshmemx_quiet_on_stream(stream)
+        if self.fences(stream):
+            self.exchange.fence(stream)
+        else:
+            with nogil:
+                nvshmem.nvshmemx_quiet_on_stream(stream)
         return self.gpu.mark(stream)
+
+    cdef bint fences(self, void *stream) noexcept nogil:
+        """Whether a quiet is nvsym's kernel: in a graph of a job without a network, where NVSHMEM would put a slower one."""
+        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        return self.has_orders and self.all_near and cuda.cuStreamIsCapturing(stream, &status) == 0 and (
+            status != CU_STREAM_CAPTURE_STATUS_NONE)
 
     cdef int atomic(self, int amo, int dtype, void *dest, const void *operand, const void *cond, void *result,
                     int pe) except -1:
@@ -880,6 +907,12 @@ cdef class NvshmemBackend(Backend):
         cdef nvshmem_team_t handle = (<NvshmemTeam> team).handle
         cdef int status = 0
         self.gpu.use(self.ordinal)
+        if self.by_kernel(<NvshmemTeam> team):
+            if complete and not self.all_near:      # what it has put to PEs of other nodes
+                with nogil:
+                    nvshmem.nvshmemx_quiet_on_stream(stream)
+            self.exchange.barrier(&(<NvshmemTeam> team).exchange, &(<NvshmemTeam> team).kernels, stream)
+            return self.gpu.mark(stream)
         if self.limited and self.gpu.capturing(stream):
             self.not_limited("a barrier in a CUDA graph")
         if handle == NVSHMEM_TEAM_WORLD:
@@ -983,14 +1016,20 @@ cdef class NvshmemBackend(Backend):
         if t.level.slot >= 0 and algorithm == ALGO_AUTO and self.has_kernel(dtype, op):
             return self.reduce_by_levels(t, dtype, op, <char *> dest, <const char *> src, count, stream)
         self.check_without_kernels(team, dtype, op, algorithm)
-        if nvshmem.reduce_on_stream[dtype][op] == NULL:
-            if dest != src:
-                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dest, <CUdeviceptr> src, count * SIZES[dtype], stream),
-                           b"cuMemcpyAsync")
-            return self.gpu.mark(stream)
+        if nvshmem.reduce_on_stream[dtype][op] == NULL or (t.n_pes == 1 and algorithm == ALGO_AUTO):
+            return self.copy_own(dest, src, count * SIZES[dtype], stream)
         with nogil:
             status = nvshmem.reduce_on_stream[dtype][op](handle, dest, src, count, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_reduce_on_stream")
+        return self.gpu.mark(stream)
+
+    cdef int copy_own(self, void *dest, const void *src, size_t nbytes, void *stream) except -1:
+        """What a collective of one PE does."""
+        if dest != src:
+            if nbytes <= self.puts.put_up_to and self.puts.ready():
+                self.puts.put(dest, src, nbytes, stream)
+            else:
+                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dest, <CUdeviceptr> src, nbytes, stream), b"cuMemcpyAsync")
         return self.gpu.mark(stream)
 
     cdef int check_without_kernels(self, TeamData team, int dtype, int op, int algorithm) except -1:
@@ -1020,10 +1059,7 @@ cdef class NvshmemBackend(Backend):
             if team.n_pes > 1:
                 raise TypeError(f"op: NVSHMEM has no {OPS[op].name} reducescatter of {DTYPES[dtype].name}, and the team has no "
                                 "kernels")
-            if dest != src:
-                CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dest, <CUdeviceptr> src, count * SIZES[dtype], stream),
-                           b"cuMemcpyAsync")
-            return self.gpu.mark(stream)
+            return self.copy_own(dest, src, count * SIZES[dtype], stream)
         with nogil:
             status = nvshmem.reducescatter_on_stream[dtype][op](handle, dest, src, count, stream)
         CHECK_NVSHMEM(status, b"nvshmemx_reducescatter_on_stream")
@@ -1292,8 +1328,18 @@ cdef int refuse(void *ctx, const char *what, Status *status) noexcept with gil:
 cdef int c_quiet(void *ctx, void *stream, Status *status) noexcept nogil:
     if not ready(ctx, &stream) and use(ctx, status):
         return -1
+    if (<NvshmemBackend> ctx).fences(stream):
+        return fence(ctx, stream, status)
     nvshmem.nvshmemx_quiet_on_stream(stream)
     return done(ctx, stream, status)
+
+
+cdef int fence(void *ctx, void *stream, Status *status) noexcept with gil:
+    try:
+        return backend_of(ctx).quiet(stream)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
 
 
 cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, Status *status) noexcept nogil:

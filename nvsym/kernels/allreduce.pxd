@@ -47,6 +47,7 @@ cdef enum Launched:
     LAUNCHED_FCOLLECT
     LAUNCHED_ALLTOALL
     LAUNCHED_REDUCESCATTER
+    LAUNCHED_BARRIER
 
 # A team's part: its place in the workspace, and the stream of its last kernel.
 cdef struct TeamKernels:

@@ -42,7 +42,7 @@ cdef enum:
 
 
 # By enum Launched.
-LAUNCHED = ("allreduce", "broadcast", "fcollect", "alltoall", "reducescatter")
+LAUNCHED = ("allreduce", "broadcast", "fcollect", "alltoall", "reducescatter", "barrier")
 
 
 cdef class AllreduceKernels:

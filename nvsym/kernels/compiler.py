@@ -27,6 +27,7 @@ __all__ = [
     "MOVES",
     "MULTIMEM",
     "OPERATORS",
+    "ORDERS",
     "PUTS",
     "SCATTERS",
     "TYPES",
@@ -39,6 +40,7 @@ __all__ = [
     "levels_cubin",
     "moves_cubin",
     "multimem_cubin",
+    "order_cubin",
     "put_cubin",
     "reduce_scatter_cubin",
 ]
@@ -89,6 +91,7 @@ MULTIMEM = {
     "uint64": _SWITCHED,
 }
 LEVELS = ("nvsym_level_in", "nvsym_level_out")
+ORDERS = ("nvsym_barrier", "nvsym_fence")
 PUTS = ("nvsym_copy", "nvsym_copy_signal")
 MOVES = (
     "nvsym_broadcast",
@@ -142,18 +145,18 @@ def compiler_version():
         raise NotAvailableError(f'no NVRTC library: {error}. pip install "nvsym[cu12]" or "nvsym[cu13]"') from error
 
 
-def begin_loading():
-    """Begin to load NVRTC in a thread of its own: it takes the better part of a tenth of a second.
+def begin_loading(arch):
+    """Begin to load NVRTC, and what every job needs, in a thread of its own: together they take a tenth of a second or two.
 
     Returns
     -------
     callable
-        It waits for the thread, and returns and raises what `compiler_version` does.
+        It waits for the thread, and returns and raises what `order_cubin` does.
     """
     executor = ThreadPoolExecutor(1, "nvsym-nvrtc")
-    version = executor.submit(compiler_version)
+    orders = executor.submit(order_cubin, arch)
     executor.shutdown(wait=False)
-    return version.result
+    return orders.result
 
 
 def _include_folder():
@@ -362,6 +365,11 @@ def multimem_cubin(dtype, op, arch):
 def moves_cubin(arch):
     """The same for the collectives that move bytes (`MOVES`)."""
     return _cached_cubin("moves.cu", arch)
+
+
+def order_cubin(arch):
+    """The same for the barrier and the fence (`ORDERS`)."""
+    return _cached_cubin("order.cu", arch)
 
 
 def put_cubin(arch):

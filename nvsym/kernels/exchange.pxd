@@ -19,6 +19,7 @@ cdef enum Move:
 
 # The other collectives. They have a workspace and failures of their own; what is inherited is how a team gets its place there.
 cdef class ExchangeKernels(AllreduceKernels):
+    cdef CUfunction orders[2]       # of compiler.ORDERS; there as soon as the kernels are open
     cdef CUfunction moves[2 * MOVE_COUNT]
     cdef CUfunction scatters[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
     cdef CUfunction switched[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT]
@@ -27,9 +28,14 @@ cdef class ExchangeKernels(AllreduceKernels):
     cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef bint can_move(self) noexcept
     cdef bint can_scatter(self, int dtype, int op) noexcept
+    cdef int prepare_orders(self, object made) except -1    # of what compiler.order_cubin returned
     cdef int prepare_moves(self) except -1
     cdef int prepare_scatter(self, int dtype, int op) except -1
-    # `order`: the part of the team that knows the stream of its last kernel. `nbytes`: of one block; nothing for 0.
+    # `order`: the part of the team that knows the stream of its last kernel.
+    cdef int barrier(self, TeamKernels *team, TeamKernels *order, CUstream stream) except -1
+    # What the stream has stored so far is seen by other GPUs before what it stores next: a quiet in a graph.
+    cdef int fence(self, CUstream stream) except -1
+    # `nbytes`: of one block; nothing for 0.
     cdef int move(self, TeamKernels *team, TeamKernels *order, Move kind, void *dst, const void *src, size_t nbytes, int root,
                   CUstream stream) except -1
     # The two kernels of an allreduce over several nodes, by the part of the team that is on this one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast, fcollect, alltoall and reduce-scatter over peer pointers: the kernels of include/nvsym/exchange.cuh.
+"""Broadcast, fcollect, alltoall, reduce-scatter and barrier over peer pointers: the kernels of include/nvsym/exchange.cuh.
 
 The form and the grid of a kernel depend on the bytes and the number of PEs: on nothing that differs between PEs.
 """
@@ -16,8 +16,8 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
-    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, PAD_BYTES, AllreduceKernels,
-    TeamKernels)
+    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_PES,
+    PAD_BYTES, AllreduceKernels, TeamKernels)
 from .launch cimport launch_own
 
 cdef enum:
@@ -49,6 +49,7 @@ cdef class ExchangeKernels(AllreduceKernels):
 
     cdef int close(self) except -1:
         AllreduceKernels.close(self)
+        memset(self.orders, 0, sizeof(self.orders))
         memset(self.moves, 0, sizeof(self.moves))
         memset(self.scatters, 0, sizeof(self.scatters))
         memset(self.levels, 0, sizeof(self.levels))
@@ -60,6 +61,10 @@ cdef class ExchangeKernels(AllreduceKernels):
 
     cdef bint can_scatter(self, int dtype, int op) noexcept:
         return self.scatters[dtype][op][0] != NULL
+
+    cdef int prepare_orders(self, object made) except -1:
+        self.load(lambda: made, (), compiler.ORDERS, <size_t> &self.orders[0])
+        return 0
 
     cdef int prepare_moves(self) except -1:
         if not self.can_move():
@@ -133,6 +138,21 @@ cdef class ExchangeKernels(AllreduceKernels):
             # Asking makes a lazy driver load the function now, not at its first launch.
             CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, functions[i]), b"cuFuncGetAttribute")
         self.compile_seconds += time.perf_counter() - start
+
+    cdef int barrier(self, TeamKernels *team, TeamKernels *order, CUstream stream) except -1:
+        cdef void *arguments[1]
+        team.args.op = LAUNCHED_BARRIER | team.slot << 8
+        if stream != order.last:
+            self.follow(order, stream)
+        arguments[0] = &team.args
+        with nogil:
+            launch_own(self.orders[0], 1, MAX_PES, arguments, stream, self.early(KERNEL_LOW_LATENCY, 1, MAX_PES))
+        return 0
+
+    cdef int fence(self, CUstream stream) except -1:
+        with nogil:
+            launch_own(self.orders[1], 1, 1, NULL, stream, self.early(KERNEL_LOW_LATENCY, 1, 1))
+        return 0
 
     cdef int move(self, TeamKernels *team, TeamKernels *order, Move kind, void *dst, const void *src, size_t nbytes, int root,
                   CUstream stream) except -1:

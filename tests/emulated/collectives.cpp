@@ -95,9 +95,9 @@ T value(u64 seed, int pe, u64 i)
 }
 
 enum Kind { ONE_SHOT, TWO_SHOT, MULTIMEM, PUSH, LOW_LATENCY, BROADCAST, BROADCAST_LINES, FCOLLECT, FCOLLECT_LINES, ALLTOALL, ALLTOALL_LINES,
-            SCATTER, SCATTER_LINES, KINDS };
+            SCATTER, SCATTER_LINES, BARRIER, KINDS };
 const char *const NAMES[] = {"one_shot", "two_shot", "multimem", "push", "low_latency", "broadcast", "broadcast_lines", "fcollect",
-                             "fcollect_lines", "alltoall", "alltoall_lines", "reduce_scatter", "reduce_scatter_lines"};
+                             "fcollect_lines", "alltoall", "alltoall_lines", "reduce_scatter", "reduce_scatter_lines", "barrier"};
 
 void run_kernel(const Operation &o, Pe &pe)
 {
@@ -118,6 +118,7 @@ void run_kernel(const Operation &o, Pe &pe)
     case ALLTOALL_LINES: return alltoall_lines((char *)dst, (const char *)src, nbytes, pe.team);
     case SCATTER: return reduce_scatter<T, Sum>(dst, src, o.count, pe.team);
     case SCATTER_LINES: return reduce_scatter_lines<T, Sum>(dst, src, o.count, pe.team);
+    case BARRIER: return barrier(pe.team);
     }
 }
 
@@ -131,6 +132,7 @@ T expected(const Operation &o, u64 seed, int me, int n, u64 i)
             sum += value(seed, p, i);
         return sum;
     case BROADCAST: case BROADCAST_LINES: return value(seed, o.root, i);
+    case BARRIER: return value(seed, (me + 1) % n, i);
     case FCOLLECT: case FCOLLECT_LINES: return value(seed, (int)(i / o.count), i % o.count);
     case ALLTOALL: case ALLTOALL_LINES: return value(seed, (int)(i / o.count), me * o.count + i % o.count);
     default:
@@ -171,13 +173,15 @@ extern "C" int run_random(uint64_t seed, int n, int operations)
             o.kind = TWO_SHOT;
         o.root = (int)(random_bits() % n);
         o.in_shares = random_bits() & 1;
-        const bool lines = o.kind == LOW_LATENCY || (o.kind >= BROADCAST && (o.kind - BROADCAST) % 2 == 1);
+        const bool lines = o.kind == LOW_LATENCY || (o.kind >= BROADCAST && o.kind < BARRIER && (o.kind - BROADCAST) % 2 == 1);
         const u64 most = lines ? 150 : HEAP / 4 / sizeof(T) / n;
         o.count = random_bits() % 4 ? 1 + random_bits() % 40 : 1 + random_bits() % (most < 700 ? most : 700);
         o.grid = 1 + (unsigned)(random_bits() % 3);
         o.threads = n <= 4 ? 4 + (unsigned)(random_bits() % 6) : (unsigned)n;
         if (lines) /* a line for each thread, and no block without one */
             o.grid = (unsigned)((o.count * sizeof(T) + 8 * o.threads - 1) / (8 * o.threads));
+        else if (o.kind == BARRIER)
+            o.grid = 1;
         else if (o.kind == PUSH && o.count > 4 * 4 * 4 * o.grid * o.threads)
             o.count = 4 * 4 * 4 * o.grid * o.threads; /* what fits into the steps of a launch */
         o.src = random_bits() % 8;
@@ -193,6 +197,12 @@ extern "C" int run_random(uint64_t seed, int n, int operations)
                 /* Of the last operation, when there is a barrier between: a peer may store to dst as soon as this one begins. */
             });
             job.launch(me, o.grid, o.threads, [&pe, o] { run_kernel(o, pe); });
+            if (o.kind == BARRIER) { /* what the next PE had before it is read, and overwritten behind another one */
+                job.launch(me, 1, 1, [&pe, &job, o, me, n] {
+                    memcpy((T *)pe.heap + o.dst, (T *)job.pes[(me + 1) % n].heap + o.src, o.count * sizeof(T));
+                });
+                job.launch(me, o.grid, o.threads, [&pe, o] { run_kernel(o, pe); });
+            }
             job.launch(me, 1, 1, [&pe, &job, o, data, me, n, k] {
                 for (u64 i = 0; i < dest_elements(o, n) && job.error.empty(); i++)
                     if (memcmp((T *)pe.heap + o.dst + i, std::vector<T>{expected(o, data, me, n, i)}.data(), sizeof(T))) {

@@ -215,6 +215,7 @@ def test_graph_with_delays(ctx, limited, meet):
         "part": lambda s: nvsym.reducescatter(part, wide, stream=s),
         "root": lambda s: nvsym.broadcast(inplace, total, n - 1, stream=s),
         "put": lambda s: nvsym.put_signal(large[:size], total, counter, 1, (me + 1) % n, op="add", stream=s),
+        "quiet": lambda s: nvsym.quiet(stream=s),
         "barrier": lambda s: nvsym.barrier_all(stream=s),
     }
     for call in calls.values():
@@ -289,6 +290,34 @@ def test_two_streams(ctx, limited, meet):
     for k, dest in zip((4, 12, 18), dests, strict=True):
         assert (dest.to_numpy() == 1 + 2 * k).all()
     meet()
+
+
+@pytest.mark.pes(2, 4, own_job=True, timeout=120)
+@pytest.mark.parametrize("complete", [True, False], ids=["barrier", "sync"])
+def test_a_pe_that_is_late_for_a_barrier_is_named(monkeypatch, complete):
+    from mpi4py import MPI
+
+    monkeypatch.setenv("NVSYM_TIMEOUT", "1.5")
+    ctx = nvsym.init(backend="nvshmem", heap_size="64M")
+    if not next(has for name, has, _ in ctx.capabilities() if name == "collectives"):
+        pytest.skip("kernels of collectives: NVSHMEM has no collectives where PEs share a GPU without MPS")
+    me, n = ctx.my_pe(), ctx.n_pes()
+    meet = nvsym.barrier_all if complete else nvsym.sync_all
+    for _ in range(3):
+        meet()
+    ctx.synchronize()
+    MPI.COMM_WORLD.Barrier()
+    if me == n - 1:
+        time.sleep(4)
+    else:
+        meet()
+        with pytest.raises(nvsym.PeerTimeoutError, match=f"barrier: PE {n - 1} did not arrive within 1.5 s") as caught:
+            ctx.synchronize()
+        assert caught.value.pes == (n - 1,)
+        with pytest.raises(nvsym.PeerTimeoutError):
+            meet()
+    MPI.COMM_WORLD.Barrier()
+    nvsym.finalize()
 
 
 @pytest.mark.pes(2, 4, own_job=True, timeout=120)
