@@ -139,6 +139,7 @@ cdef list _table():
         _row("cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050,
              &_functions.cuOccupancyMaxActiveBlocksPerMultiprocessor),
         _row("cuDeviceCanAccessPeer", "cuDeviceCanAccessPeer", 4000, &_functions.cuDeviceCanAccessPeer),
+        _row("cuDeviceGetP2PAttribute", "cuDeviceGetP2PAttribute", 8000, &_functions.cuDeviceGetP2PAttribute),
         _row("cuGetProcAddress", "cuGetProcAddress_v2", 12000, &_functions.cuGetProcAddress),
     ]
 

@@ -15,6 +15,7 @@ cdef struct Used:
     CUevent  event      # own stream: of the running snapshot; other: behind the last work
     bint     own
     bint     recorded
+    uint64_t capture    # other: the capture that the last work was a part of; 0: it was none
 
 cdef class CudaRuntime(Runtime):
     cdef CUcontext contexts[MAX_DEVICES]    # primary contexts that are retained
@@ -29,7 +30,7 @@ cdef class CudaRuntime(Runtime):
     cdef list      own_streams
     cdef list      kept                     # (event, what lives until it)
     cdef list      spare_events
-    cdef object    after_drain              # called once a stream has been waited for; may raise. None: nothing
+    cdef object    after_drain              # called once a stream or event has been waited for; may raise. None: nothing
 
     cdef int use(self, int device) except -1                # make the device's primary context current in this thread
     cdef int mark(self, void *stream) except -1             # work has been enqueued on the stream

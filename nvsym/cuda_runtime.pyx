@@ -89,13 +89,15 @@ cdef class CudaRuntime(Runtime):
             used.stream = stream
             used.own = <size_t> stream in self.own_streams
             used.event = NULL if used.own else self.spare_event()
-            used.recorded = False
+            used.recorded, used.capture = False, 0
             self.n_used += 1
         if used.own:
             self.last = stream
-        elif not self.capturing(stream):
+        elif self.capturing(stream):
+            self.capture_id(stream, &used.capture)
+        else:
             CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
-            used.recorded = True
+            used.recorded, used.capture = True, 0
         return 0
 
     cdef bint marked(self, void *stream) noexcept nogil:
@@ -139,7 +141,10 @@ cdef class CudaRuntime(Runtime):
             self.capture_id(after, &second)
             for i in range(self.n_used):
                 if self.used[i].stream == before and before != NULL:
-                    self.capture_id(before, &first)
+                    if self.used[i].own:
+                        self.capture_id(before, &first)
+                    else:   # its owner may have destroyed it since
+                        first = self.used[i].capture
             if second != 0 and first == second:
                 self.stream_order(before, after)
             return 0
@@ -416,6 +421,9 @@ cdef class CudaRuntime(Runtime):
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
         self.reap()
+        return self.raise_failure()
+
+    cdef int raise_failure(self) except -1:
         if self.after_drain is not None:
             self.after_drain()
         return 0
@@ -455,7 +463,7 @@ cdef class CudaRuntime(Runtime):
     cdef int event_drain(self, void *event) except -1:
         with nogil:
             CHECK_CUDA(cuda.cuEventSynchronize(event), b"cuEventSynchronize")
-        return 0
+        return self.raise_failure()
 
     cdef double event_elapsed(self, void *start, void *end) except? -1.0:
         cdef float ms = 0

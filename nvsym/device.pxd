@@ -10,6 +10,9 @@ cdef class Device:
     cdef readonly str    uuid
     cdef readonly int    dlpack_type
 
+    # Whether the memory of `other` can be addressed and takes atomic operations of this GPU. False if it is not seen here.
+    cdef bint takes_atomics(self, Device other) except -1
+
 cdef Device host_device(int pe, str node)
 cdef Device cuda_device(int ordinal, int pe)
 # An argument that is the number of a GPU; `expected`: what else it could be, in words.

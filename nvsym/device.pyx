@@ -15,7 +15,7 @@ from ._driver cimport CHECK_CUDA, cuda
 from .cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from .dlpack cimport DLPACK_CPU, DLPACK_CUDA
 from .host_runtime cimport get_host_runtime
-from .libcuda cimport CUuuid
+from .libcuda cimport CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, CUuuid
 
 
 @cython.no_gc    # refers to nothing that refers back; and streams need it in their destructors
@@ -63,6 +63,8 @@ cdef class Device:
     def synchronize(self):
         """Wait until all work that this process has enqueued on the device is done."""
         self.runtime.drain_all(self.ordinal)
+        if not self.is_host:    # there a failure is its stream's
+            self.runtime.raise_failure()
 
     def can_access(self, Device other not None):
         """Whether code on this device can address memory of `other` by plain loads and stores.
@@ -81,6 +83,19 @@ cdef class Device:
         CHECK_CUDA(cuda.cuDeviceGet(&its, its), b"cuDeviceGet")
         CHECK_CUDA(cuda.cuDeviceCanAccessPeer(&access, own, its), b"cuDeviceCanAccessPeer")
         return access != 0
+
+    cdef bint takes_atomics(self, Device other) except -1:
+        cdef int takes = 0, own, its
+        if self == other:
+            return True
+        its = ordinal_of(other.uuid)
+        if its < 0:
+            return False
+        CHECK_CUDA(cuda.cuDeviceGet(&own, self.ordinal), b"cuDeviceGet")
+        CHECK_CUDA(cuda.cuDeviceGet(&its, its), b"cuDeviceGet")
+        CHECK_CUDA(cuda.cuDeviceGetP2PAttribute(&takes, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, own, its),
+                   b"cuDeviceGetP2PAttribute")
+        return takes != 0
 
     def __eq__(self, other):
         if not isinstance(other, Device):

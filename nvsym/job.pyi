@@ -2,6 +2,8 @@
 BACKENDS: tuple[str, ...]
 BOOTSTRAPS: tuple[str, ...]
 
+def raise_failure() -> None: ...
+
 class Job:
     my_pe: int
     n_pes: int

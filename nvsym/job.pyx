@@ -99,6 +99,13 @@ cdef class Job:
         return 0
 
 
+def raise_failure():
+    """Raise what work on streams has failed with, where nobody has been told yet; for layers that wait for streams by themselves."""
+    cdef Job job = job_or_none()
+    if job is not None:
+        job.backend.runtime.raise_failure()
+
+
 cdef Functions *job_functions() noexcept nogil:
     return &_functions
 

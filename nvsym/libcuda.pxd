@@ -22,6 +22,7 @@ ctypedef void         *CUgraphExec
 ctypedef uint64_t      CUmemGenericAllocationHandle
 
 ctypedef int           CUdevice_attribute
+ctypedef int           CUdevice_P2PAttribute
 ctypedef int           CUfunction_attribute
 ctypedef int           CUpointer_attribute
 ctypedef int           CUstreamCaptureStatus
@@ -157,6 +158,9 @@ cdef enum:
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED                = 128
     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED                         = 132
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED                                 = 133
+
+cdef enum:
+    CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED = 0x03
 
 cdef enum:
     CU_POINTER_ATTRIBUTE_CONTEXT          = 1
@@ -429,5 +433,7 @@ cdef struct CUDADriver:
     CUresult (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *numBlocks, CUfunction func, int blockSize,
                                                             size_t dynamicSMemSize) noexcept nogil
     CUresult (*cuDeviceCanAccessPeer)(int *canAccessPeer, CUdevice dev, CUdevice peerDev) noexcept nogil
+    CUresult (*cuDeviceGetP2PAttribute)(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice,
+                                        CUdevice dstDevice) noexcept nogil
     CUresult (*cuGetProcAddress)(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
                                  CUdriverProcAddressQueryResult *symbolStatus) noexcept nogil

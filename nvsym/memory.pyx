@@ -213,7 +213,7 @@ cdef class Buffer:
         self.check()
         self.check_host_access()
         cdef object array = np.empty(self.shape, self.dtype)
-        self.via.runtime.drain_all(self.via.ordinal)
+        self.via.synchronize()
         self.via.runtime.copy_now(self.via.ordinal, <void *> <size_t> array.ctypes.data, self.ptr, self.nbytes)
         return array
 

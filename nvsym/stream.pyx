@@ -129,7 +129,13 @@ cdef class Event:
         self.device.runtime.event_record(self.ptr, NULL if stream is None else stream.ptr)
 
     def synchronize(self):
-        """Wait until the stream has reached the last record."""
+        """Wait until the stream has reached the last record.
+
+        Raises
+        ------
+        PeerTimeoutError
+            On GPUs, if a collective has given up waiting for another PE, and nobody has been told yet.
+        """
         self.check()
         self.device.runtime.event_drain(self.ptr)
 

@@ -29,12 +29,13 @@ constexpr u32 KEY_FLAG = 0x7fffffffu; /* the bits of a step's number that are th
 /* The part of a team's memory that its kernels use, on the symmetric heap; zero at first. */
 struct Pad {
     u32 flags[2][MAX_BLOCKS][MAX_PES]; /* by phase, block, and the PE that stores it */
+    u32 met[MAX_PES];                  /* the same of `barrier`, which may run beside the others */
 };
 
 /* What a launch needs besides its operands. Deltas lead from a symmetric address here to the same one of a member. */
 struct Team {
     int me, n;
-    u32 *epochs;    /* local: [MAX_BLOCKS] of the barriers, [MAX_BLOCKS] of LL, [MAX_BLOCKS] of pushing */
+    u32 *epochs;    /* local: [MAX_BLOCKS] of the barriers, [MAX_BLOCKS] of LL, [MAX_BLOCKS] of pushing, [1] of `barrier` */
     Pad *pad;       /* symmetric */
     char *ll;       /* symmetric: [LL_STAGES][LL_BLOCKS][n][ll_bytes] of data and flags */
     u64 ll_bytes;   /* of one block's lines from one PE */
@@ -106,14 +107,13 @@ __device__ __forceinline__ bool await_line(Words &w, const void *line, u32 flag,
 /* What it carries. */
 __device__ __forceinline__ u64 data_of(Words w) { return (u64)w.w[0] | (u64)w.w[2] << 32; }
 
-/* Meet the blocks of the same number on all PEs. Returns false once a wait took too long. */
-__device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
+/* Meet the blocks of the other PEs that use the same flags. Returns false once a wait took too long. */
+__device__ __forceinline__ bool meet_at(u32 *own, const Team &t, u32 epoch)
 {
     bool here = true;
     __syncthreads();
     if (threadIdx.x < t.n) {
         int p = threadIdx.x;
-        u32 *own = &t.pad->flags[phase][blockIdx.x][0];
         if (p != t.me) {
             store_release(at(own + t.me, t, p), epoch);
             Patience patience(t);
@@ -121,6 +121,12 @@ __device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
         }
     }
     return __syncthreads_and(here);
+}
+
+/* Those of the same number. */
+__device__ __forceinline__ bool meet(const Team &t, int phase, u32 epoch)
+{
+    return meet_at(&t.pad->flags[phase][blockIdx.x][0], t, epoch);
 }
 
 /* ---- the parts of a reduction ------------------------------------------------------------------------------------- */
@@ -313,9 +319,11 @@ __device__ __forceinline__ void end_epoch(const Team &t, u32 epoch)
 /* All have come here, and what each has stored before, in the order of its stream, can be seen by all. One block. */
 __device__ __forceinline__ void barrier(const Team &t)
 {
-    const u32 epoch = next_epoch(t);
-    meet(t, 0, epoch);
-    end_epoch(t, epoch);
+    volatile u32 *last = t.epochs + 3 * MAX_BLOCKS;
+    const u32 epoch = *last + 1u;
+    meet_at(t.pad->met, t, epoch);
+    if (threadIdx.x == 0)
+        *last = epoch;
 }
 
 /* ---- one shot: each PE reads the operands of all, and keeps the result; not in place ------------------------------ */

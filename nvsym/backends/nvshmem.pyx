@@ -124,7 +124,7 @@ cdef class NvshmemBackend(Backend):
     cdef char *      level_sums         # symmetric: what the teams over several nodes have for their sums, or NULL
     cdef int64_t *   near               # from this PE's heap to that of each PE; FAR: it cannot be addressed
     cdef bint        all_near           # nobody is FAR
-    cdef bint        has_orders         # exchange has its barrier and fence
+    cdef bint        no_network         # GPUs reach each other's memory by all means; there are kernels
     cdef str         why_no_kernels
     cdef str         no_multicast
     cdef list        _capabilities
@@ -386,7 +386,7 @@ cdef class NvshmemBackend(Backend):
         self.gpu.after_drain = None
         forget_kernels()
         self.n_spans = 0
-        self.has_orders = False
+        self.no_network = False
         if self.kernels is not None:
             for kernels in (self.kernels, self.exchange):
                 self._free(<size_t> (<AllreduceKernels> kernels).workspace)
@@ -415,12 +415,16 @@ cdef class NvshmemBackend(Backend):
     def _open_kernels(self, agreement, load_compiler, limit, stage_size):
         """nvsym's own allreduce, where every PE has a compiler for it; else NVSHMEM reduces."""
         self.why_no_kernels = None
-        reason = orders = None
+        cdef AllreduceKernels kernels
+        reason, opened, no_network = None, [], False
         try:
             if load_compiler is None:
                 reason = "the simulated CUDA driver runs no compiled kernels"
             else:
                 orders = load_compiler()
+                opened = [cls(self.gpu, self.ordinal, self.n_pes, self.sharing, limit) for cls in (AllreduceKernels, ExchangeKernels)]
+                (<ExchangeKernels> opened[1]).prepare_orders(orders)
+                no_network = all([self.device.takes_atomics(device) for device in self.devices])
         except Exception as e:
             reason = str(e)
         reasons = agreement.gather(reason, "looking for NVRTC")
@@ -430,19 +434,13 @@ cdef class NvshmemBackend(Backend):
             pe = next(pe for pe in range(self.n_pes) if reasons[pe] is not None)
             self.why_no_kernels = f"PE {pe}: {reasons[pe]}"
         if self.why_no_kernels is not None:
+            for kernels in opened:
+                kernels.close()
             return
-        opened = [cls(self.gpu, self.ordinal, self.n_pes, self.sharing, limit) for cls in (AllreduceKernels, ExchangeKernels)]
-        cdef AllreduceKernels kernels
         for kernels in opened:
             self._open_workspace(agreement, kernels)
-        error = None
-        try:
-            (<ExchangeKernels> opened[1]).prepare_orders(orders)
-        except Exception as e:
-            error = e
-        agreement.vote("loading the kernels of barriers", error)
         self.kernels, self.exchange = opened
-        self.has_orders = True
+        self.no_network = no_network
         self.gpu.after_drain = self._raise_failure
         self._open_stages(agreement, stage_size)
         self._open_levels(agreement)
@@ -779,7 +777,7 @@ cdef class NvshmemBackend(Backend):
     cdef bint fences(self, void *stream) noexcept nogil:
         """Whether a quiet is nvsym's kernel: in a graph of a job without a network, where NVSHMEM would put a slower one."""
         cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-        return self.has_orders and self.all_near and cuda.cuStreamIsCapturing(stream, &status) == 0 and (
+        return self.no_network and self.all_near and cuda.cuStreamIsCapturing(stream, &status) == 0 and (
             status != CU_STREAM_CAPTURE_STATUS_NONE)
 
     cdef int atomic(self, int amo, int dtype, void *dest, const void *operand, const void *cond, void *result,
@@ -908,10 +906,10 @@ cdef class NvshmemBackend(Backend):
         cdef int status = 0
         self.gpu.use(self.ordinal)
         if self.by_kernel(<NvshmemTeam> team):
-            if complete and not self.all_near:      # what it has put to PEs of other nodes
+            if complete and not (self.no_network and self.all_near):
                 with nogil:
                     nvshmem.nvshmemx_quiet_on_stream(stream)
-            self.exchange.barrier(&(<NvshmemTeam> team).exchange, &(<NvshmemTeam> team).kernels, stream)
+            self.exchange.barrier(&(<NvshmemTeam> team).exchange, stream)
             return self.gpu.mark(stream)
         if self.limited and self.gpu.capturing(stream):
             self.not_limited("a barrier in a CUDA graph")

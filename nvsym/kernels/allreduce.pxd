@@ -14,7 +14,7 @@ cdef enum:
     PUSH_STEPS   = 4
     PUSH_STAGES  = 2 * PUSH_STEPS
     PUSH_PACKS   = 4
-    PAD_BYTES    = 2 * MAX_BLOCKS * MAX_PES * 4
+    PAD_BYTES    = (2 * MAX_BLOCKS + 1) * MAX_PES * 4
 
 cdef enum Kernel:
     KERNEL_ONE_SHOT = 0
@@ -54,6 +54,11 @@ cdef struct TeamKernels:
     TeamArgs args
     int      slot       # -1: the team has no kernels
     CUstream last       # of the last kernel
+    CUstream captured   # of the last one that went into a graph
+
+cdef inline bint behind(const TeamKernels *team, CUstream stream) noexcept nogil:
+    """Whether a kernel comes behind the last one by itself."""
+    return stream == team.last and team.captured == NULL
 
 cdef class AllreduceKernels:
     cdef CudaRuntime gpu

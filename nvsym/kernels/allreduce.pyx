@@ -37,7 +37,7 @@ cdef enum:
     PUSH_PES       = 2          # with more, pushing all to all takes more of the link than reading in shares
     PUSH_MOST      = 16 << 20   # bytes above which copy engines are faster
     PUSH_SPREAD    = 128        # threads of its blocks, while they are few
-    EPOCHS         = 3 * MAX_BLOCKS
+    EPOCHS         = 3 * MAX_BLOCKS + 1
     EARLY_THREADS  = 512        # of low latency per processor, of its 2048
 
 
@@ -201,8 +201,15 @@ cdef class AllreduceKernels:
                                "works", late)
 
     cdef int follow(self, TeamKernels *team, CUstream stream) except -1:
-        """The kernels of a team share its pad: those of two streams run one after the other."""
-        if team.last != NULL:
+        """The kernels of a team share its pad: those of two streams run one after the other. So do those of one capture."""
+        if self.gpu.capturing(stream):
+            if team.captured != NULL:
+                self.gpu.order_behind(team.captured, stream)
+            if team.last != NULL:
+                self.gpu.order_behind(team.last, stream)
+            team.captured = stream
+            return 0
+        if team.last != NULL and team.last != stream:
             self.gpu.order_behind(team.last, stream)
         team.last = stream
         return 0
@@ -278,7 +285,7 @@ cdef class AllreduceKernels:
         cdef size_t nbytes = count * itemsize, work
         cdef unsigned int blocks, threads = THREADS
         cdef CUfunction function = self.functions[dtype][op][<int> kernel]
-        if stream != team.last:
+        if not behind(team, stream):
             self.follow(team, stream)
         if kernel == KERNEL_STAGED:
             return self.launch_staged(team, self.functions[dtype][op], <char *> dst, <const char *> src, nbytes, itemsize, stream)

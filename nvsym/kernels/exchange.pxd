@@ -31,11 +31,11 @@ cdef class ExchangeKernels(AllreduceKernels):
     cdef int prepare_orders(self, object made) except -1    # of what compiler.order_cubin returned
     cdef int prepare_moves(self) except -1
     cdef int prepare_scatter(self, int dtype, int op) except -1
-    # `order`: the part of the team that knows the stream of its last kernel.
-    cdef int barrier(self, TeamKernels *team, TeamKernels *order, CUstream stream) except -1
+    # Ordered behind the team's barriers on other streams, not behind its other kernels: it shares no flags with these.
+    cdef int barrier(self, TeamKernels *team, CUstream stream) except -1
     # What the stream has stored so far is seen by other GPUs before what it stores next: a quiet in a graph.
     cdef int fence(self, CUstream stream) except -1
-    # `nbytes`: of one block; nothing for 0.
+    # `order`: the part of the team that knows the stream of its last kernel. `nbytes`: of one block; nothing for 0.
     cdef int move(self, TeamKernels *team, TeamKernels *order, Move kind, void *dst, const void *src, size_t nbytes, int root,
                   CUstream stream) except -1
     # The two kernels of an allreduce over several nodes, by the part of the team that is on this one.

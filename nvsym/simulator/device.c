@@ -256,6 +256,19 @@ CALL(cuDeviceCanAccessPeer, AFTER_INIT, (int *can, CUdevice device, CUdevice pee
     return OK;
 }
 
+CALL(cuDeviceGetP2PAttribute, AFTER_INIT, (int *value, int attribute, CUdevice device, CUdevice peer), (value, attribute, device, peer),
+     "attribute=%d device=%d peer=%d", attribute, device, peer)
+{
+    NEED_DEVICE(device);
+    NEED_DEVICE(peer);
+    if (value == NULL || attribute < 1 || attribute > 4)
+        return INVALID_VALUE;
+    if (device == peer)
+        return INVALID_DEVICE; /* no peer of itself */
+    *value = attribute == 1 ? 0 : sim.peers; /* 1: a rank, of which 0 is the best */
+    return OK;
+}
+
 /* ---- contexts ----------------------------------------------------------------------------------------------------------- */
 
 #define CONTEXT_MAGIC 0x78746e6f634d4953ull

@@ -116,7 +116,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._rank, self._size = rank, size
         self._name, self._description = "", "undefined"
         self._team, self._place = team, place
-        self._broken = self._told = False
+        self._told = False
         self._on_host = ctx.device.is_host
         self._ordinal = ctx.device.ordinal
         self._line: Any
@@ -178,14 +178,14 @@ class ProcessGroup(dist.ProcessGroup):
                 except Exception as error:
                     error.nvsym_told = True  # type: ignore[attr-defined]
                     if isinstance(error, PeerError):
-                        self._broken = True
+                        self._line.broken = True
                     elif not self._told:
                         refuse(error, **self._options)
                     raise
 
         work = self._line.submit(guarded, result, later, blocks)
         if not self._on_host and not cuda and tensors:
-            work._event.synchronize()  # a CPU tensor's owner looks at it without a stream
+            self._line.wait_for(work._event)  # a CPU tensor's owner looks at it without a stream
         return work
 
     def _do(self, operation, *args):
@@ -631,7 +631,7 @@ class ProcessGroup(dist.ProcessGroup):
         staging = _shared.staging
         if first:
             _shared.staging = None
-        if self._broken or staging is None or not nvsym.is_initialized():
+        if self._line.broken or staging is None or not nvsym.is_initialized():
             return  # some ranks are elsewhere: what is left is for the end of the job
         self._team.destroy()
         if not first:

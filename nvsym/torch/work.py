@@ -95,20 +95,27 @@ class HostWork(dist.Work):
 class GpuWork(dist.Work):
     """A call that is enqueued on the group's stream. Waiting for it makes the current stream wait, not the host."""
 
-    def __init__(self, tensors: Any, stream: Any, blocks: bool):
+    def __init__(self, tensors: Any, line: Any, blocks: bool):
         super().__init__()
         self._tensors = tensors
-        self._stream = stream
+        self._line = line
+        self._stream = line.stream
         self._blocks = blocks
         self._event = torch.cuda.Event()
-        self._event.record(stream)
+        self._event.record(line.stream)
         self._future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let the current stream wait for the call; for a barrier, the host too."""
+        """Let the current stream wait for the call; for a barrier, the host too.
+
+        Raises
+        ------
+        PeerTimeoutError
+            If the host waits, and this or an earlier call has given up waiting for another rank.
+        """
         torch.cuda.current_stream(self._stream.device).wait_event(self._event)
         if self._blocks and not torch.cuda.is_current_stream_capturing():
-            self._event.synchronize()
+            self._line.wait_for(self._event)
         return True
 
     def synchronize(self) -> None:

@@ -30,7 +30,7 @@ struct Pe {
     Pad *pad;
     char *ll;
     char *push;
-    std::vector<u32> epochs = std::vector<u32>(3 * MAX_BLOCKS);
+    std::vector<u32> epochs = std::vector<u32>(3 * MAX_BLOCKS + 1);
     u32 failure[64] = {};
     Team team;
     Distances distances;

@@ -289,6 +289,34 @@ def test_two_streams(ctx, limited, meet):
     torch.cuda.synchronize()
     for k, dest in zip((4, 12, 18), dests, strict=True):
         assert (dest.to_numpy() == 1 + 2 * k).all()
+    # A capture between two calls does not take the place of the first one in their order.
+    kept = []
+    for _ in range(10):
+        graph = torch.cuda.CUDAGraph()
+        for _ in range(20):
+            nvsym.allreduce(dests[2], sources[2], stream=streams[0])
+            nvsym.barrier_all(stream=streams[0])
+        with torch.cuda.stream(first):
+            graph.capture_begin(capture_error_mode="thread_local")
+            nvsym.allreduce(dests[1], sources[1], stream=first)
+            nvsym.barrier_all(stream=first)
+            graph.capture_end()
+        nvsym.allreduce(dests[2], sources[2], stream=streams[1])
+        nvsym.barrier_all(stream=streams[1])
+        kept.append(graph)
+    ctx.synchronize()
+    assert (dests[2].to_numpy() == 1 + 2 * 18).all()
+    # A barrier is behind the team's other barriers alone: not behind a wait that comes after an allreduce elsewhere.
+    signal = U64.zeros(1)
+    meet()
+    nvsym.allreduce(dests[0], sources[0], stream=streams[0])
+    if me == 0:
+        nvsym.signal_wait_until(signal, "ge", 1, stream=streams[0])
+        nvsym.barrier_all(stream=streams[1])
+    else:
+        nvsym.barrier_all(stream=streams[1])
+        nvsym.signal_op(signal, 1, 0, stream=streams[1])
+    ctx.synchronize()
     meet()
 
 

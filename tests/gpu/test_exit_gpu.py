@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes with GPU memory and a job end with the right status in every order, and print nothing of their own."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -66,6 +67,64 @@ def test_ending(mpirun, n, ending):
     else:
         assert re.search(says, errors), job.describe()
     assert "".join(job.pe_stdout) == "", job.describe()
+
+
+# What a PE does whose barrier has failed, before the PE that is late comes, and what all do then.
+LATE = {
+    "event": ("event.record(stream); event.synchronize()", "nvsym.finalize()"),
+    "device": ("ctx.device.synchronize()", "nvsym.finalize()"),
+    "finalize": ("", "nvsym.finalize()"),
+    "torch": ("dist.barrier()", "dist.group.WORLD.abort(); nvsym.finalize()"),
+}
+
+
+@pytest.mark.parametrize("waits", LATE)
+@here
+def test_a_barrier_that_failed_is_told(mpirun, n, waits):
+    """By whatever the host waits with, or by finalize."""
+    if n == 1 or not REAL or share_without_mps(n):
+        pytest.skip("kernels of collectives: it takes several PEs with a GPU each, or under MPS")
+    if waits == "torch":
+        pytest.importorskip("torch")
+    early, end = LATE[waits]
+    begin = """
+        import torch, torch.distributed as dist, nvsym.torch
+        torch.cuda.set_device(ctx.device.ordinal)
+        dist.init_process_group("nvsym", init_method="nvsym://")
+        dist.barrier()
+    """
+    job = mpirun(
+        n,
+        PROLOGUE
+        + (inspect.cleandoc(begin) if waits == "torch" else "nvsym.barrier_all(); ctx.synchronize()")
+        + "\n"
+        + inspect.cleandoc(f"""
+            import time
+            from mpi4py import MPI
+            told = False
+            def attempt(call):
+                global told
+                try:
+                    call()
+                except nvsym.PeerTimeoutError as error:
+                    told = True
+                    assert "barrier: PE {n - 1} did not arrive" in str(error), error
+            MPI.COMM_WORLD.Barrier()
+            if me == {n - 1}:
+                time.sleep(4)
+            else:
+                if {waits != "torch"}:
+                    nvsym.barrier_all(stream=stream)
+                attempt(lambda: exec({early!r}))
+            MPI.COMM_WORLD.Barrier()
+            attempt(lambda: exec({end!r}))
+            assert told == (me != {n - 1}), told
+        """)
+        + "\n",
+        env={"NVSYM_TIMEOUT": "1.5"},
+        timeout=90,
+    )
+    assert "".join(job.pe_stderr) == "", job.describe()
 
 
 EXAMPLES = {

@@ -25,7 +25,7 @@ MAX_PES, MAX_BLOCKS, LL_STAGES, LL_BLOCKS = 32, 256, 2, 128
 PUSH_THREADS, PUSH_STAGES, PUSH_LAYERS, PUSH_BLOCKS = 512, 8, 5, 4
 EMPTY, KEYED = 0x9E3779B9, 0x85EBCA6B
 LL_BYTES = 16 * 64
-EPOCHS = 3 * MAX_BLOCKS
+EPOCHS = 3 * MAX_BLOCKS + 1
 STAGES, STAGE_BYTES, STAGE_THREADS = 2, 32 << 10, 64
 STAGE_UNIT = STAGE_THREADS * 2 * 16  # bytes that a block reduces at a time
 GUARD = 64  # bytes before the operands that nobody may write
@@ -257,7 +257,7 @@ def check(gpu, kind, members, count, shift, order):
     """One call of all members, three times on the same memory; `order`: which operand is at the end of the memory."""
     sources, results = operands(kind, members, count)
     push = PUSH_STAGES * PUSH_LAYERS * PUSH_BLOCKS * PUSH_THREADS * 16
-    pad, ll = 2 * MAX_BLOCKS * MAX_PES * 4, LL_STAGES * LL_BLOCKS * members * LL_BYTES
+    pad, ll = (2 * MAX_BLOCKS + 1) * MAX_PES * 4, LL_STAGES * LL_BLOCKS * members * LL_BYTES
     first = pad + ll + push + Stages.memory_bytes() + GUARD + 4 * shift
     sizes = {"source last": (results[0].nbytes, sources[0].nbytes), "dest last": (sources[0].nbytes, results[0].nbytes)}
     one, other = sizes.get(order, (results[0].nbytes, 0))
