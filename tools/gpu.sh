@@ -111,7 +111,8 @@ start_mps() { # for a number of PEs
     # NVSHMEM counts PEs as sharing a GPU in full where their shares do not add up to more than 100. With shares that leave nothing,
     # blocks of several PEs meet on a processor, and kernels that wait for each other take half as long again.
     export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((90 / $1))
-    "$control" -d
+    # Of what the daemon sees its clients count the GPUs anew: it sees all, and they choose.
+    env -u CUDA_VISIBLE_DEVICES "$control" -d
 }
 stop_mps() {
     [ -n "$mps_folder" ] || return 0

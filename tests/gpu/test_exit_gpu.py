@@ -111,7 +111,7 @@ def test_a_barrier_that_failed_is_told(mpirun, n, waits):
                     assert "barrier: PE {n - 1} did not arrive" in str(error), error
             MPI.COMM_WORLD.Barrier()
             if me == {n - 1}:
-                time.sleep(4)
+                time.sleep(2.5)
             else:
                 if {waits != "torch"}:
                     nvsym.barrier_all(stream=stream)
@@ -121,7 +121,7 @@ def test_a_barrier_that_failed_is_told(mpirun, n, waits):
             assert told == (me != {n - 1}), told
         """)
         + "\n",
-        env={"NVSYM_TIMEOUT": "1.5"},
+        env={"NVSYM_TIMEOUT": "1"},
         timeout=90,
     )
     assert "".join(job.pe_stderr) == "", job.describe()
