@@ -110,6 +110,7 @@ cdef class Backend:
     cdef int    set_failed(self, str reason) except -1              # the same for a PE that is about to abort the job
     cdef int    check_host_call(self) except -1                     # raises where memory and teams cannot be made now
     cdef int    check_peers(self) except -1                         # raises PeerExitedError if a PE is gone
+    cdef int    check_kernels(self) except -1                       # raises what a kernel has given up for, each time
     cdef list   capabilities(self)                                  # (name, bool, why or how)
 
     # The symmetric heap: arenas of the same size on every PE. `commit` backs the first `end` bytes with memory; local.

@@ -58,6 +58,9 @@ cdef class Backend:
     cdef int check_peers(self) except -1:
         raise NotImplementedError
 
+    cdef int check_kernels(self) except -1:
+        return 0
+
     cdef list capabilities(self):
         raise NotImplementedError
 

@@ -86,7 +86,7 @@ def broadcast(dest, source, root, *, team=None, stream=None):
     """
     cdef Team t
     cdef SHMEMBuffer d, s
-    cdef int member
+    cdef int member = 0
     cdef void *ptr = NULL
     try:
         t = live_team(team)

@@ -93,7 +93,7 @@ cdef class SHMEMContext:
         """Wait until everything that this PE enqueued on its device is done, and raise what failed on `stream`."""
         cdef Job job = self.alive()
         job.backend.runtime.stream_drain(job.backend.stream.ptr)
-        job.backend.runtime.drain_all(job.backend.device.ordinal)
+        job.backend.device.synchronize()
 
     def enqueue_create_buffer(self, dtype, n):
         """A `SHMEMBuffer[dtype]` of `n` elements; collective."""

@@ -15,7 +15,7 @@ from ._driver cimport CHECK_CUDA, cuda
 from .cuda_runtime cimport CudaRuntime, get_cuda_runtime
 from .dlpack cimport DLPACK_CPU, DLPACK_CUDA
 from .host_runtime cimport get_host_runtime
-from .libcuda cimport CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, CUuuid
+from .libcuda cimport CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, CUDA_SUCCESS, CUuuid
 
 
 @cython.no_gc    # refers to nothing that refers back; and streams need it in their destructors
@@ -93,9 +93,7 @@ cdef class Device:
             return False
         CHECK_CUDA(cuda.cuDeviceGet(&own, self.ordinal), b"cuDeviceGet")
         CHECK_CUDA(cuda.cuDeviceGet(&its, its), b"cuDeviceGet")
-        CHECK_CUDA(cuda.cuDeviceGetP2PAttribute(&takes, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, own, its),
-                   b"cuDeviceGetP2PAttribute")
-        return takes != 0
+        return cuda.cuDeviceGetP2PAttribute(&takes, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, own, its) == CUDA_SUCCESS and takes
 
     def __eq__(self, other):
         if not isinstance(other, Device):

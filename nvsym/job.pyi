@@ -2,7 +2,7 @@
 BACKENDS: tuple[str, ...]
 BOOTSTRAPS: tuple[str, ...]
 
-def raise_failure() -> None: ...
+def check_kernels() -> None: ...
 
 class Job:
     my_pe: int

@@ -99,11 +99,11 @@ cdef class Job:
         return 0
 
 
-def raise_failure():
-    """Raise what work on streams has failed with, where nobody has been told yet; for layers that wait for streams by themselves."""
+def check_kernels():
+    """Raise what a kernel has given up for, if one has; for layers that wait for streams by themselves."""
     cdef Job job = job_or_none()
     if job is not None:
-        job.backend.runtime.raise_failure()
+        job.backend.check_kernels()
 
 
 cdef Functions *job_functions() noexcept nogil:
@@ -383,6 +383,8 @@ def _end(str why):
         _abort(job, f"{type(error).__name__}: {error}")
     _job = None
     _ended = why
+    for failure in job.close_failures:      # it is too late to raise it
+        traceback.print_exception(failure)
 
 
 def _abort(Job job, reason):

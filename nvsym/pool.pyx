@@ -537,7 +537,7 @@ def _at_exit():
             continue
         try:
             for device in pool.devices:
-                device.synchronize()
+                (<Device> device).runtime.drain_all((<Device> device).ordinal)
             for failure in _release(pool, "the interpreter is ending"):
                 warnings.warn(f"giving back a SymmetricPool: {failure}", RuntimeWarning, stacklevel=1)
         except Exception as error:

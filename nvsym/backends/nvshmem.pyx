@@ -426,7 +426,7 @@ cdef class NvshmemBackend(Backend):
                 (<ExchangeKernels> opened[1]).prepare_orders(orders)
                 no_network = all([self.device.takes_atomics(device) for device in self.devices])
         except Exception as e:
-            reason = str(e)
+            reason = str(e) or repr(e)
         reasons = agreement.gather(reason, "looking for NVRTC")
         if self.limited:
             self.why_no_kernels = self.why_limited
@@ -446,9 +446,15 @@ cdef class NvshmemBackend(Backend):
         self._open_levels(agreement)
 
     def _raise_failure(self):
-        """What a kernel failed with is raised by the first call that waits for a stream, too."""
-        self.kernels.check_once()
-        self.exchange.check_once()
+        """What a kernel failed with is raised by the first call that waits, too."""
+        if not (self.kernels.reported or self.exchange.reported):
+            self.check_kernels()
+
+    cdef int check_kernels(self) except -1:
+        if self.kernels is not None:
+            self.exchange.check()
+            self.kernels.check()
+        return 0
 
     def _open_workspace(self, agreement, AllreduceKernels kernels):
         cdef size_t nbytes
@@ -933,8 +939,7 @@ cdef class NvshmemBackend(Backend):
         """Whether the kernels of this team are to be used; raises where they have failed or cannot be loaded."""
         if team.exchange.slot < 0:
             return False
-        self.exchange.check()
-        self.kernels.check()
+        self.check_kernels()
         return True
 
     cdef int move(self, NvshmemTeam team, Move kind, void *dest, const void *src, size_t nbytes, int root, void *stream) except -1:

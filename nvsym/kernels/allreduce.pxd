@@ -53,12 +53,8 @@ cdef enum Launched:
 cdef struct TeamKernels:
     TeamArgs args
     int      slot       # -1: the team has no kernels
-    CUstream last       # of the last kernel
+    CUstream last       # of the last kernel that is no part of a graph
     CUstream captured   # of the last one that went into a graph
-
-cdef inline bint behind(const TeamKernels *team, CUstream stream) noexcept nogil:
-    """Whether a kernel comes behind the last one by itself."""
-    return stream == team.last and team.captured == NULL
 
 cdef class AllreduceKernels:
     cdef CudaRuntime gpu

@@ -203,10 +203,8 @@ cdef class AllreduceKernels:
     cdef int follow(self, TeamKernels *team, CUstream stream) except -1:
         """The kernels of a team share its pad: those of two streams run one after the other. So do those of one capture."""
         if self.gpu.capturing(stream):
-            if team.captured != NULL:
+            if team.captured != NULL and team.captured != stream:
                 self.gpu.order_behind(team.captured, stream)
-            if team.last != NULL:
-                self.gpu.order_behind(team.last, stream)
             team.captured = stream
             return 0
         if team.last != NULL and team.last != stream:
@@ -285,8 +283,7 @@ cdef class AllreduceKernels:
         cdef size_t nbytes = count * itemsize, work
         cdef unsigned int blocks, threads = THREADS
         cdef CUfunction function = self.functions[dtype][op][<int> kernel]
-        if not behind(team, stream):
-            self.follow(team, stream)
+        self.follow(team, stream)
         if kernel == KERNEL_STAGED:
             return self.launch_staged(team, self.functions[dtype][op], <char *> dst, <const char *> src, nbytes, itemsize, stream)
         if kernel == KERNEL_LOW_LATENCY:

@@ -17,7 +17,7 @@ from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
 from .allreduce cimport (
     KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_PES,
-    PAD_BYTES, AllreduceKernels, TeamKernels, behind)
+    PAD_BYTES, AllreduceKernels, TeamKernels)
 from .launch cimport launch_own
 
 cdef enum:
@@ -98,8 +98,7 @@ cdef class ExchangeKernels(AllreduceKernels):
         cdef unsigned int blocks = <unsigned int> max(<size_t> 1, min((work + THREADS - 1) // THREADS, <size_t> self.blocks))
         cdef CUfunction function = self.switched[dtype][op]
         team.args.op = LAUNCHED_ALLREDUCE | team.slot << 8
-        if not behind(order, stream):
-            self.follow(order, stream)
+        self.follow(order, stream)
         arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &n, distances, &team.args
         with nogil:
             CHECK_CUDA(cuda.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
@@ -142,8 +141,7 @@ cdef class ExchangeKernels(AllreduceKernels):
     cdef int barrier(self, TeamKernels *team, CUstream stream) except -1:
         cdef void *arguments[1]
         team.args.op = LAUNCHED_BARRIER | team.slot << 8
-        if not behind(team, stream):
-            self.follow(team, stream)
+        self.follow(team, stream)
         arguments[0] = &team.args
         with nogil:
             launch_own(self.orders[0], 1, MAX_PES, arguments, stream, self.early(KERNEL_LOW_LATENCY, 1, MAX_PES))
@@ -187,8 +185,7 @@ cdef int launch(ExchangeKernels self, TeamKernels *team, TeamKernels *order, CUf
         blocks = <unsigned int> ((work + threads - 1) // threads)
     else:
         blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
-    if not behind(order, stream):
-        self.follow(order, stream)
+    self.follow(order, stream)
     arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = &dst, &src, &count, &first, &second
     arguments[5] = &team.args
     with nogil:

@@ -52,8 +52,10 @@ def ctx(request):
     import nvsym
 
     gc.collect()
-    context.device.synchronize()  # what a stream is about to be done with is not left behind
-    nvsym.collect()
+    try:
+        context.device.synchronize()  # what a stream is about to be done with is not left behind
+    finally:
+        nvsym.collect()  # the others are in it
     live = context.heap.live
     # A test that failed somewhere has its report, and may well have left something.
     if live != before and not any(failed for _, _, failed, _ in votes):

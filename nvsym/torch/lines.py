@@ -8,9 +8,6 @@ import threading
 
 import torch
 
-from nvsym.errors import PeerError
-from nvsym.job import raise_failure
-
 from .work import GpuWork, HostWork
 
 
@@ -20,7 +17,6 @@ class HostLine:
     A call that its caller waits for at once is carried out in the caller's own thread when nothing is before it.
     """
 
-    broken = False  # a call has failed because of another PE, which is elsewhere now
     stream = None  # the default stream runs an operation in the calling thread
 
     def __init__(self, name: str):
@@ -98,8 +94,6 @@ class HostLine:
 class GpuLine:
     """A stream of the group's own, which waits for the caller's current stream before each call."""
 
-    broken = False
-
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device)
         self._closed = False
@@ -111,16 +105,7 @@ class GpuLine:
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             run()
-        return GpuWork(tensors, self, blocks)
-
-    def wait_for(self, event):
-        """Let the host wait for an event of the stream, and raise what a call has failed with since it was enqueued."""
-        event.synchronize()
-        try:
-            raise_failure()
-        except PeerError:
-            self.broken = True
-            raise
+        return GpuWork(tensors, self.stream, blocks)
 
     def drain(self):
         """Wait until all that was enqueued is done."""

@@ -116,7 +116,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._rank, self._size = rank, size
         self._name, self._description = "", "undefined"
         self._team, self._place = team, place
-        self._told = False
+        self._broken = self._told = False
         self._on_host = ctx.device.is_host
         self._ordinal = ctx.device.ordinal
         self._line: Any
@@ -178,14 +178,14 @@ class ProcessGroup(dist.ProcessGroup):
                 except Exception as error:
                     error.nvsym_told = True  # type: ignore[attr-defined]
                     if isinstance(error, PeerError):
-                        self._line.broken = True
+                        self._broken = True
                     elif not self._told:
                         refuse(error, **self._options)
                     raise
 
         work = self._line.submit(guarded, result, later, blocks)
         if not self._on_host and not cuda and tensors:
-            self._line.wait_for(work._event)  # a CPU tensor's owner looks at it without a stream
+            work.wait_on_host()  # a CPU tensor's owner looks at it without a stream
         return work
 
     def _do(self, operation, *args):
@@ -631,8 +631,9 @@ class ProcessGroup(dist.ProcessGroup):
         staging = _shared.staging
         if first:
             _shared.staging = None
-        if self._line.broken or staging is None or not nvsym.is_initialized():
-            return  # some ranks are elsewhere: what is left is for the end of the job
+        # In host memory some ranks are in the middle of a call then; on GPUs only their kernels were.
+        if (self._broken and self._on_host) or staging is None or not nvsym.is_initialized():
+            return  # what is left is for the end of the job
         self._team.destroy()
         if not first:
             staging.give_back(self._place)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nvsym.job import check_kernels
+
 
 class HostWork(dist.Work):
     """A call that a thread carries out.
@@ -95,14 +97,14 @@ class HostWork(dist.Work):
 class GpuWork(dist.Work):
     """A call that is enqueued on the group's stream. Waiting for it makes the current stream wait, not the host."""
 
-    def __init__(self, tensors: Any, line: Any, blocks: bool):
+    def __init__(self, tensors: Any, stream: Any, blocks: bool):
         super().__init__()
         self._tensors = tensors
-        self._line = line
-        self._stream = line.stream
+        self._stream = stream
         self._blocks = blocks
         self._event = torch.cuda.Event()
-        self._event.record(line.stream)
+        self._event.record(stream)
+        self._error: Exception | None = None
         self._future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
@@ -111,12 +113,21 @@ class GpuWork(dist.Work):
         Raises
         ------
         PeerTimeoutError
-            If the host waits, and this or an earlier call has given up waiting for another rank.
+            If the host waits, and a call of the job has given up waiting for another rank.
         """
         torch.cuda.current_stream(self._stream.device).wait_event(self._event)
         if self._blocks and not torch.cuda.is_current_stream_capturing():
-            self._line.wait_for(self._event)
+            self.wait_on_host()
         return True
+
+    def wait_on_host(self) -> None:
+        """Let the host wait for the call, and raise what it has failed with."""
+        self._event.synchronize()
+        try:
+            check_kernels()
+        except Exception as error:
+            self._error = error
+            raise
 
     def synchronize(self) -> None:
         """The same as `wait`."""
@@ -127,11 +138,12 @@ class GpuWork(dist.Work):
         return self._event.query()
 
     def is_success(self) -> bool:
-        """Whether the stream has passed the call."""
-        return self._event.query()
+        """Whether the stream has passed the call, and no wait of the host has found that it failed."""
+        return self._error is None and self._event.query()
 
-    def exception(self) -> None:
-        """None: what is bad about a call is raised when it is made."""
+    def exception(self) -> Exception | None:
+        """What a wait of the host has found; what is bad about a call's arguments is raised when it is made."""
+        return self._error
 
     def result(self) -> Any:
         """The tensors of the call, in the order of the current stream."""

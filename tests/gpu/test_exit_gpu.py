@@ -74,7 +74,7 @@ LATE = {
     "event": ("event.record(stream); event.synchronize()", "nvsym.finalize()"),
     "device": ("ctx.device.synchronize()", "nvsym.finalize()"),
     "finalize": ("", "nvsym.finalize()"),
-    "torch": ("dist.barrier()", "dist.group.WORLD.abort(); nvsym.finalize()"),
+    "torch": ("dist.barrier()", "dist.destroy_process_group(); nvsym.finalize()"),
 }
 
 
