@@ -105,6 +105,14 @@ CASES = {
         silent=("nvsym:", "Traceback"),
         where=EVERYWHERE,
     ),
+    "a failure that nobody has waited for": Case(
+        "def bad(): raise ValueError('on a stream')\n"
+        "stream = nvsym.Stream()\n"
+        "if me == 1: ctx.enqueue_function(bad, grid_dim=1, block_dim=1, stream=stream)\n"
+        "say('end', me)",
+        says=("end 0", "end 1", "ValueError: on a stream"),
+        silent=("aborts the job",),
+    ),
     "objects alive at exit": Case(
         "class Node:\n"
         "    def __del__(self):\n"
