@@ -12,6 +12,8 @@ cdef class Device:
 
     # Whether the memory of `other` can be addressed and takes atomic operations of this GPU. False if it is not seen here.
     cdef bint takes_atomics(self, Device other) except -1
+    # Whether this process sees both GPUs, and the driver's handles of them.
+    cdef bint sees(self, Device other, int *own, int *its) except -1
 
 cdef Device host_device(int pe, str node)
 cdef Device cuda_device(int ordinal, int pe)

@@ -71,29 +71,29 @@ cdef class Device:
 
         A GPU that this process does not see counts as one that it cannot address.
         """
-        cdef int access = 0, own, its
+        cdef int access = 0, own = 0, its = 0
         if self == other:
             return True
-        if self.is_host or other.is_host:
+        if not self.sees(other, &own, &its):
             return False
-        its = ordinal_of(other.uuid)
-        if its < 0:
-            return False
-        CHECK_CUDA(cuda.cuDeviceGet(&own, self.ordinal), b"cuDeviceGet")
-        CHECK_CUDA(cuda.cuDeviceGet(&its, its), b"cuDeviceGet")
         CHECK_CUDA(cuda.cuDeviceCanAccessPeer(&access, own, its), b"cuDeviceCanAccessPeer")
         return access != 0
 
     cdef bint takes_atomics(self, Device other) except -1:
-        cdef int takes = 0, own, its
+        cdef int takes = 0, own = 0, its = 0
         if self == other:
             return True
-        its = ordinal_of(other.uuid)
-        if its < 0:
+        if not self.sees(other, &own, &its):
             return False
-        CHECK_CUDA(cuda.cuDeviceGet(&own, self.ordinal), b"cuDeviceGet")
-        CHECK_CUDA(cuda.cuDeviceGet(&its, its), b"cuDeviceGet")
         return cuda.cuDeviceGetP2PAttribute(&takes, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, own, its) == CUDA_SUCCESS and takes
+
+    cdef bint sees(self, Device other, int *own, int *its) except -1:
+        cdef int ordinal = -1 if self.is_host or other.is_host else ordinal_of(other.uuid)
+        if ordinal < 0:
+            return False
+        CHECK_CUDA(cuda.cuDeviceGet(own, self.ordinal), b"cuDeviceGet")
+        CHECK_CUDA(cuda.cuDeviceGet(its, ordinal), b"cuDeviceGet")
+        return True
 
     def __eq__(self, other):
         if not isinstance(other, Device):

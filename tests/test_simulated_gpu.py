@@ -88,7 +88,8 @@ def test_a_failure_of_one_pe_does_not_leave_the_others(mpirun, call):
         import nvsym
         nvsym.init(backend="nvshmem", heap_size="4M")
         """,
-        env=simulator.environment(devices=2, fail=f"{call}:1:7@pe1") | {"NVSYM_INIT_TIMEOUT": "4"},  # longer than imports from a cold disk
+        env=simulator.environment(devices=2, fail=f"{call}:1:7@pe1")
+        | {"NVSYM_INIT_TIMEOUT": "4"},  # longer than imports from a cold disk
         timeout=25,
         check=False,
     )
