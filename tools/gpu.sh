@@ -221,7 +221,7 @@ test)
             ;;
         *) die "no configuration $configuration; there are 1, 2-no-mps, 2, 4, gpus" ;;
         esac
-        pytest_for -k "nvshmem-n$pes" tests/gpu
+        pytest_for --durations=12 -k "nvshmem-n$pes" tests/gpu
         [ "$configuration" != gpus ] || CUDA_VISIBLE_DEVICES=$all_gpus
         run "$title" "$pes" "$mps" "${command[@]}" ${rest[@]+"${rest[@]}"}
         CUDA_VISIBLE_DEVICES=${all_gpus%%,*}
@@ -254,7 +254,7 @@ soak)
         case $configuration-$mode in
         1-memcheck)
             sanitize memcheck "1 PE, memcheck" 1 "nvshmem-n1 and not 20_times and (not test_reductions or $these)" \
-                "${kernels[@]}" tests/gpu/test_dlpack_gpu.py tests/gpu/test_misuse.py tests/gpu/test_parity.py
+                tests/gpu/test_parity.py "${kernels[@]}" tests/gpu/test_dlpack_gpu.py tests/gpu/test_misuse.py
             ;;
         1-*) sanitize "$mode" "1 PE, $mode" 1 nvshmem-n1 "${kernels[@]}" ;;
         gpus-*)
