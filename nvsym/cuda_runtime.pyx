@@ -14,7 +14,8 @@ from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
     CUevent, CUresult, CUstream, CUstreamCaptureStatus)
 from .runtime cimport Runtime
 from .staging cimport staged_copy
@@ -120,7 +121,7 @@ cdef class CudaRuntime(Runtime):
         cdef CUresult asked = cuda.cuStreamIsCapturing(stream, &status)
         # The legacy default stream answers with an error while any other stream is captured in global mode. Others may be gone.
         if asked != CUDA_SUCCESS:
-            return asked != CUDA_ERROR_INVALID_HANDLE
+            return asked != CUDA_ERROR_INVALID_HANDLE and asked != CUDA_ERROR_CONTEXT_IS_DESTROYED
         return status != CU_STREAM_CAPTURE_STATUS_NONE
 
     cdef bint any_capturing(self) except -1:

@@ -447,14 +447,19 @@ cdef class NvshmemBackend(Backend):
 
     def _raise_failure(self):
         """What a kernel failed with is raised by the first call that waits, too."""
-        if not (self.kernels.reported or self.exchange.reported):
+        if (self.kernels.failed() and not self.kernels.told) or (self.exchange.failed() and not self.exchange.told):
             self.check_kernels()
 
     cdef int check_kernels(self) except -1:
-        if self.kernels is not None:
-            self.exchange.check()
-            self.kernels.check()
-        return 0
+        cdef AllreduceKernels kernels, first = None
+        if self.kernels is None or not (self.kernels.failed() or self.exchange.failed()):
+            return 0
+        for kernels in (self.exchange, self.kernels):
+            if kernels.failed():
+                if first is None or not kernels.told:
+                    first = kernels
+                kernels.told = True
+        return first.check()
 
     def _open_workspace(self, agreement, AllreduceKernels kernels):
         cdef size_t nbytes
@@ -588,7 +593,7 @@ cdef class NvshmemBackend(Backend):
         cdef size_t most = (LEVEL_BYTES // wide - 16) * n
         cdef char *rows = team.sums + <size_t> LEVEL_BYTES
         cdef int status
-        self.exchange.check()
+        self.check_kernels()
         if self.exchange.levels[dtype][op][0] == NULL:
             self.not_capturing()
             self.exchange.prepare_levels(dtype, op)
@@ -1004,8 +1009,7 @@ cdef class NvshmemBackend(Backend):
         if algorithm == ALGO_MULTIMEM and t.n_pes > 1:
             return self.reduce_by_switch(t, dtype, op, <char *> dest, <char *> src, count, stream)
         if t.kernels.slot >= 0 and algorithm != ALGO_NVSHMEM and self.kernels.loaded(dtype, op):
-            self.kernels.check()
-            self.exchange.check()
+            self.check_kernels()
             nbytes = count * SIZES[dtype]
             kernel = self.kernels.choose(&t.kernels, nbytes, dest == src)
             if algorithm == ALGO_TWO_SHOT:

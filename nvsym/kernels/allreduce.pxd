@@ -75,7 +75,7 @@ cdef class AllreduceKernels:
     cdef str         broken         # an operation that was enqueued in part, or None
     cdef dict        members        # slot -> the world numbers of the team's PEs
     cdef bint        overlap        # small kernels may be launched while the one before them runs
-    cdef bint        reported       # the failure has been raised
+    cdef bint        told           # the failure has been raised, or another one while it was there
     cdef list        modules
     cdef CUfunction  functions[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][KERNEL_COUNT]
     cdef readonly double compile_seconds
@@ -91,7 +91,7 @@ cdef class AllreduceKernels:
     cdef bint loaded(self, int dtype, int op) noexcept
     cdef int prepare(self, int dtype, int op) except -1
     cdef int check(self) except -1
-    cdef int check_once(self) except -1
+    cdef bint failed(self) noexcept
     cdef int follow(self, TeamKernels *team, CUstream stream) except -1
     cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place)
     cdef bint early(self, Kernel kernel, unsigned int blocks, unsigned int threads) noexcept nogil

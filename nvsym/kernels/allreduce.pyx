@@ -181,14 +181,13 @@ cdef class AllreduceKernels:
         self.compile_seconds += time.perf_counter() - start
         return 0
 
-    cdef int check_once(self) except -1:
-        return 0 if self.reported else self.check()
+    cdef bint failed(self) noexcept:
+        return self.failure != NULL and self.failure[0] != 0
 
     cdef int check(self) except -1:
         """Raise if a kernel gave up waiting for a PE."""
-        if self.failure == NULL or self.failure[0] == 0:
+        if not self.failed():
             return 0
-        self.reported = True
         if self.broken is not None:
             raise BackendError(self.broken)
         time.sleep(0.002)   # others that wait in the same kernel give up at the same time, and name theirs

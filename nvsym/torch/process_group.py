@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import nvsym
 from nvsym.collectives import refuse
-from nvsym.errors import NotAvailableError, PeerError
+from nvsym.errors import NotAvailableError, NVSymError, PeerError
+from nvsym.job import check_kernels
 
 from .lines import GpuLine, HostLine
 from .options import Options
@@ -634,7 +635,14 @@ class ProcessGroup(dist.ProcessGroup):
         # In host memory some ranks are in the middle of a call then; on GPUs only their kernels were.
         if (self._broken and self._on_host) or staging is None or not nvsym.is_initialized():
             return  # what is left is for the end of the job
-        self._team.destroy()
+        try:
+            self._team.destroy()
+        except PeerError:
+            try:
+                check_kernels()
+            except NVSymError:
+                return  # the rank that the kernels have given up is not here either, and that was told
+            raise
         if not first:
             staging.give_back(self._place)
             return

@@ -90,6 +90,8 @@ def test_a_barrier_that_failed_is_told(mpirun, n, waits):
     begin = """
         import torch, torch.distributed as dist, nvsym.torch
         torch.cuda.set_device(ctx.device.ordinal)
+        from mpi4py import MPI
+        MPI.COMM_WORLD.Barrier()    # imports take longer than NVSYM_TIMEOUT
         dist.init_process_group("nvsym", init_method="nvsym://")
         dist.barrier()
     """
