@@ -30,8 +30,10 @@ def world():
     from mpi4py import MPI
     return MPI.COMM_WORLD
 def note(name):
-    "A file that tells the outside that this PE came here."
-    (HERE / f"{name}.{world().rank}").write_text(str(os.getpid()))
+    "A file that tells the outside that this PE came here; it is there with its contents or not at all."
+    unfinished = HERE / f".{name}.{world().rank}"
+    unfinished.write_text(str(os.getpid()))
+    unfinished.rename(HERE / f"{name}.{world().rank}")
 """
 
 
