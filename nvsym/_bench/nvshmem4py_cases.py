@@ -27,7 +27,7 @@ class Nvshmem4pyCases(GpuCases):
         try:
             import nvshmem
             import nvshmem.core as core
-            from cuda.core import Device
+            from cuda.core import Device, Stream
             from nvshmem.core import _internal_tracking as tracking
         except ImportError as error:
             raise PeerUnavailableError(f"nvshmem4py: {error}; pip install nvshmem4py-cu13") from None
@@ -37,7 +37,7 @@ class Nvshmem4pyCases(GpuCases):
         device.set_current()
         tracking._cached_device["device"] = device
         tracking._is_initialized["status"] = tracking.InternalInitStatus.INITIALIZED
-        self.stream = _Stream(gpu.stream)
+        self.stream = Stream.from_handle(gpu.stream)
         self.buffers: list[Any] = []
         self.arrays: list[Any] = []
         self.why_no_arrays: str | None = None
@@ -177,13 +177,3 @@ class Nvshmem4pyCases(GpuCases):
             )  # fmt: skip
             return [self._case(call)]
         return super().overhead(name, shape)
-
-
-class _Stream:
-    """A stream as nvshmem4py takes it."""
-
-    def __init__(self, handle):
-        self.handle = handle
-
-    def __cuda_stream__(self):
-        return 0, self.handle

@@ -41,11 +41,10 @@ from ..device cimport Device, cuda_device
 from ..kernels.allreduce cimport (
     KERNEL_LOW_LATENCY, KERNEL_ONE_SHOT, KERNEL_PUSH, KERNEL_TWO_SHOT, MAX_PES, AllreduceKernels, Kernel, TeamKernels)
 from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Distances, ExchangeKernels, Move
-from ..kernels.launch cimport forget_kernels, launch_kernel
+from ..kernels.launch cimport arch_of, forget_kernels, launch_kernel
 from ..kernels.put cimport PutKernels
 from ..libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_MPS_ENABLED,
-    CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUfunction, CUmodule, CUstream, CUstreamCaptureStatus)
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUfunction, CUmodule, CUstream, CUstreamCaptureStatus)
 from ..libnvshmem cimport (
     NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_MPI_COMM,
@@ -148,7 +147,7 @@ cdef class NvshmemBackend(Backend):
         self._choose_device(agreement, device)
         self._check_settings(agreement)
         self._check_room(agreement, heap_size)
-        load_compiler = None if _driver.is_simulated() else kernel_compiler.begin_loading(self._arch())    # while NVSHMEM is busy
+        load_compiler = None if _driver.is_simulated() else kernel_compiler.begin_loading(arch_of(self.ordinal))    # while NVSHMEM is busy
         try:
             self._initialize(agreement)
         except BaseException:
@@ -234,11 +233,6 @@ cdef class NvshmemBackend(Backend):
         if cuda.cuDeviceGetAttribute(&value, attribute, handle) != 0:
             return 0
         return value
-
-    def _arch(self):
-        """90 of a GPU of compute capability 9.0."""
-        return 10 * self._attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + self._attribute(
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
 
     def _check_settings(self, agreement):
         error = None

@@ -17,12 +17,10 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from .launch cimport can_launch_early, launch_own
+from .launch cimport arch_of, can_launch_early, launch_own
 from .staged cimport EMPTY, StagedCopies, enough_queues
 from ..libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr,
-    CUfunction, CUmodule, CUstream)
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr, CUfunction, CUmodule, CUstream)
 
 cdef enum:
     SLOTS          = 8          # teams that have kernels at a time
@@ -49,7 +47,7 @@ cdef class AllreduceKernels:
     """The kernels of one GPU, and the memory that they meet in."""
 
     def __init__(self, CudaRuntime gpu not None, int ordinal, int n_pes, int sharing, double limit):
-        cdef int handle = 0, major = 0, minor = 0, processors = 0
+        cdef int handle = 0, processors = 0
         self.gpu = gpu
         self.ordinal = ordinal
         self.n_pes = n_pes
@@ -58,11 +56,9 @@ cdef class AllreduceKernels:
         self.free_slots = set(range(SLOTS))
         self.members = {}
         CHECK_CUDA(cuda.cuDeviceGet(&handle, ordinal), b"cuDeviceGet")
-        for attribute, value in ((CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, <size_t> &major),
-                                 (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, <size_t> &minor),
-                                 (CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, <size_t> &processors)):
-            CHECK_CUDA(cuda.cuDeviceGetAttribute(<int *> <size_t> value, attribute, handle), b"cuDeviceGetAttribute")
-        self.arch = 10 * major + minor
+        CHECK_CUDA(cuda.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle),
+                   b"cuDeviceGetAttribute")
+        self.arch = arch_of(ordinal)
         self.overlap = can_launch_early(self.arch)
         # Under MPS with an active thread percentage the driver counts the processors of this process already.
         if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in os.environ:
@@ -185,9 +181,7 @@ cdef class AllreduceKernels:
         return self.failure != NULL and self.failure[0] != 0
 
     cdef int check(self) except -1:
-        """Raise if a kernel gave up waiting for a PE."""
-        if not self.failed():
-            return 0
+        """After failed(): raise what a kernel has given up for."""
         if self.broken is not None:
             raise BackendError(self.broken)
         time.sleep(0.002)   # others that wait in the same kernel give up at the same time, and name theirs

@@ -5,6 +5,9 @@ from ..libcuda cimport CUfunction, CUstream
 cdef int launch_kernel(object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
                        bint cooperative, CUstream stream) except -1
 
+# 90 of a GPU of compute capability 9.0.
+cdef int arch_of(int ordinal) except -1
+
 # Whether GPUs of a compute capability (90: 9.0) and the driver launch a kernel while the one before it on the stream still runs.
 cdef bint can_launch_early(int arch) except -1
 

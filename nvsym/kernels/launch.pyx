@@ -17,6 +17,7 @@ import numpy as np
 
 from .._driver cimport CHECK_CUDA, cuda, cuda_has, cuda_version
 from ..libcuda cimport (
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUDA_SUCCESS, CUfunction,
     CUkernel, CUlaunchAttribute, CUlaunchConfig, CUstream)
 
@@ -32,6 +33,14 @@ cdef dict FLOATS = {8: "d", 4: "f", 2: "e"}
 # id -> (kernel, handle, sizes of its parameters) of kernels that are objects. The object is held, so that its handle stays that of
 # its function.
 cdef dict _known = {}
+
+
+cdef int arch_of(int ordinal) except -1:
+    cdef int handle = 0, major = 0, minor = 0
+    CHECK_CUDA(cuda.cuDeviceGet(&handle, ordinal), b"cuDeviceGet")
+    CHECK_CUDA(cuda.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle), b"cuDeviceGetAttribute")
+    CHECK_CUDA(cuda.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle), b"cuDeviceGetAttribute")
+    return 10 * major + minor
 
 
 cdef bint can_launch_early(int arch) except -1:

@@ -13,10 +13,8 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from .launch cimport can_launch_early, launch_own
-from ..libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_FUNC_ATTRIBUTE_NUM_REGS, CUmodule, CUstream)
+from .launch cimport arch_of, can_launch_early, launch_own
+from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUmodule, CUstream
 
 cdef enum:
     THREADS      = 512          # of a block
@@ -60,16 +58,12 @@ cdef class PutKernels:
 
     cdef int prepare(self) except -1:
         cdef CUmodule module = NULL
-        cdef int handle = 0, major = 0, minor = 0, registers
+        cdef int arch, registers
         if self.copy != NULL:
             return 0
-        CHECK_CUDA(cuda.cuDeviceGet(&handle, self.ordinal), b"cuDeviceGet")
-        CHECK_CUDA(cuda.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
-                   b"cuDeviceGetAttribute")
-        CHECK_CUDA(cuda.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
-                   b"cuDeviceGetAttribute")
-        self.overlap = can_launch_early(10 * major)
-        cubin, _ = compiler.put_cubin(10 * major + minor)
+        arch = arch_of(self.ordinal)
+        self.overlap = can_launch_early(arch)
+        cubin, _ = compiler.put_cubin(arch)
         self.gpu.use(self.ordinal)
         CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
         self.module = <size_t> module
