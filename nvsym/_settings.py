@@ -129,12 +129,23 @@ SETTINGS = {
     s.name: s
     for s in (
         Setting("NVSYM_BACKEND", _parse_choice("auto", "nvshmem", "host"), "auto", "backend of init(backend='auto')"),
-        Setting("NVSYM_HEAP_SIZE", parse_size, 1 << 30, "symmetric heap of each PE", format_size),
+        Setting(
+            "NVSYM_HEAP_SIZE",
+            parse_size,
+            1 << 30,
+            "symmetric heap of each PE; on GPUs its first size: it grows",
+            format_size,
+        ),
         Setting("NVSYM_SHM_DIR", str, "/dev/shm", "where the host backend puts the shared segment of a node"),
         Setting("NVSYM_TIMEOUT", _parse_seconds, 60.0, "seconds a wait for another PE may last; 0: no limit"),
         Setting("NVSYM_INIT_TIMEOUT", _parse_seconds, 60.0, "the same for init"),
         Setting("NVSYM_ABORT_ON_EXCEPTION", _parse_bool, True, "abort the job when one PE ends in an exception"),
-        Setting("NVSYM_MAX_TEAMS", _parse_max_teams, 32, "teams that may exist at a time, with the predefined ones"),
+        Setting(
+            "NVSYM_MAX_TEAMS",
+            _parse_max_teams,
+            32,
+            "teams that may exist at a time, with the predefined ones; 4 to 4096",
+        ),
         Setting("NVSYM_SPIN", _parse_count, None, "polls before a waiting PE yields; by default by cores and PEs"),
         Setting(
             "NVSYM_ALLREDUCE_ALGORITHM",
@@ -154,7 +165,7 @@ SETTINGS = {
             "NVSYM_STAGE_SIZE",
             _parse_stage_size,
             64 << 20,
-            "each of the two stages by which two PEs on a link reduce large operands; 0: none",
+            "each of the two stages by which two PEs on a link reduce large operands, 1 MiB or more; 0: none",
             format_size,
         ),
         Setting("NVSYM_DISABLE_MULTICAST", _parse_bool, False, "never make a multicast call"),
@@ -173,7 +184,7 @@ SETTINGS = {
 # The switches of nvsym and of others that keep a machine from multicast, and whether a value of theirs is the one that does.
 _OFF = ("0", "false", "f", "no", "n", "off")
 _MULTICAST_SWITCHES = {
-    "NVSYM_DISABLE_MULTICAST": lambda text: text not in _OFF,
+    "NVSYM_DISABLE_MULTICAST": lambda text: text not in ("0", "false", "no", "off"),  # as _parse_bool
     "NVSHMEM_DISABLE_NVLS": lambda text: text not in _OFF,
     "NCCL_NVLS_ENABLE": lambda text: text in _OFF,
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": lambda text: text not in _OFF,

@@ -34,8 +34,8 @@ cdef dict _classes = {}     # DType -> the class of its buffers
 cdef class SHMEMBuffer:
     """A buffer of `n` elements on the symmetric heap.
 
-    ``SHMEMBuffer[dtype]`` is the class of the buffers of one element type: ``SHMEMBuffer["float32"](1024)``. Making one is
-    collective: every PE of the job makes it, with the same element type and length. The contents are not initialised.
+    ``SHMEMBuffer[dtype]`` is the class of the buffers of one element type: ``SHMEMBuffer[numpy.float32](1024)``. Making
+    one is collective: every PE of the job makes it, with the same element type and length. The contents are not initialised.
 
     Parameters
     ----------

@@ -218,7 +218,8 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     Notes
     -----
     PE 0's element is taken first, then PE 1's and so on, so the result is the same on every PE and in every run, bit for
-    bit. Floats of 16 and 8 bits are summed in float32 and rounded once.
+    bit; but by "nvshmem" and "multimem", and over several nodes of GPUs the nodes are combined one after another. Floats of 16 and 8
+    bits are summed in float32 and rounded once.
     """
     cdef Team t
     cdef SHMEMBuffer d, s
@@ -259,7 +260,7 @@ def explain_allreduce(dest, source=None, op="sum", *, team=None, algorithm="auto
     Parameters
     ----------
     dest, source : SHMEMBuffer
-        As for `allreduce`. `source` of None: in place.
+        As for `allreduce`, but no views of a `SymmetricPool`: those are always reduced by "multimem". `source` of None: in place.
     op, team, algorithm
         As for `allreduce`.
 

@@ -60,7 +60,7 @@ cdef class Allocation(MemoryOwner):
 
 @cython.no_gc_clear     # the destructors of allocations need it
 cdef class Heap:
-    """The symmetric heap of a job. Its numbers are those of this PE, and of every other.
+    """The symmetric heap of a job. Its numbers are the same on every PE, but for `deferred`.
 
     Attributes
     ----------

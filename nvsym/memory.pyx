@@ -102,7 +102,7 @@ cdef Py_ssize_t as_count(object n, object element) except -1:
 cdef class Buffer:
     """A typed, C-contiguous view of memory on a device. It owns nothing; it keeps alive what does.
 
-    Made by `SHMEMBuffer.peer`, the views of a `SymmetricPool`, and `Buffer.from_numpy`.
+    Made by `SHMEMBuffer.peer`, `peer_pointers` and `multicast`, the views of a `SymmetricPool`, and `Buffer.from_numpy`.
 
     Attributes
     ----------

@@ -23,7 +23,10 @@ cdef enum:
 
 
 cdef class Team:
-    """A set of PEs. Made by `split_strided`, `split_2d` and `create_group`; `TEAM_WORLD`, `TEAM_NODE` and `TEAM_SHARED` exist in every job.
+    """A set of PEs. Made by `split_strided`, `split_2d` and `create_group`.
+
+    In every job there are `TEAM_WORLD` (all PEs), `TEAM_NODE` (those on the node of this one) and `TEAM_SHARED` (those of them whose
+    memory this PE can address).
 
     A team that was made is destroyed by `destroy`, at the end of its `with` block, or by `finalize`.
     """

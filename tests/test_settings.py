@@ -181,6 +181,16 @@ def test_bad_values(name, text):
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize("text", ["1", "true", "yes", "on", " TRUE ", "maybe", "f", "n", "2", "0", "false", "No", "off"])
+def test_what_nvsym_does_not_take_for_false_forbids_multicast(text):
+    name = "NVSYM_DISABLE_MULTICAST"
+    try:
+        allowed = not load({name: text})[name]
+    except SettingError:
+        allowed = False
+    assert (_settings.multicast_switch({name: text}) is None) == allowed
+
+
 def test_names_that_do_not_exist():
     with pytest.raises(SettingError, match=r"NVSYM_HEAPSIZE.*did you mean NVSYM_HEAP_SIZE"):
         load({"NVSYM_HEAPSIZE": "1G"})
