@@ -181,7 +181,9 @@ def test_bad_values(name, text):
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("text", ["1", "true", "yes", "on", " TRUE ", "maybe", "f", "n", "2", "0", "false", "No", "off"])
+@pytest.mark.parametrize(
+    "text", ["1", "true", "yes", "on", " TRUE ", "maybe", "f", "n", "2", "0", "false", "No", "off"]
+)
 def test_what_nvsym_does_not_take_for_false_forbids_multicast(text):
     name = "NVSYM_DISABLE_MULTICAST"
     try:
