@@ -71,8 +71,8 @@ def _parse_bool(text):
 
 def _parse_count(text):
     value = int(text)
-    if value < 0:
-        raise ValueError(f"{value} is below zero")
+    if not 0 <= value < 1 << 31:
+        raise ValueError(f"{value} is not in 0..2147483647")
     return value
 
 

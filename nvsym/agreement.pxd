@@ -19,4 +19,5 @@ cdef class Agreement:
     cdef int64_t[:, ::1] all        # the records of all, after exchange()
 
     cdef int exchange(self, str what) except -1
+    cdef int left(self, str what, object error) except -1
     cpdef wait(self, object request, str what)

@@ -105,17 +105,29 @@ cdef class Agreement:
                     raise PeerTimeoutError(f"{what}: not all PEs arrived within {self.limit:g} s (NVSYM_TIMEOUT, and "
                                            "NVSYM_INIT_TIMEOUT for init)")
         except BaseException as error:
-            if self.broken is None:
-                self.broken = f"{what} was left with {type(error).__name__}: {error}"
+            self.left(what, error)
             raise
         finally:
             self.waiting = None
 
+    cdef int left(self, str what, object error) except -1:
+        """Note that `error`, such as a KeyboardInterrupt, has taken this PE out of a step that the others go on with."""
+        if self.size > 1 and self.broken is None and not getattr(error, "_on_all_pes", False):
+            self.broken = f"{what} was left with {type(error).__name__}: {error}"
+        return 0
+
     def gather(self, obj, str what):
         """The objects of all PEs, in order. They are pickled."""
-        cdef int rank
         if self.size == 1:
             return [obj]
+        try:
+            return self.gather_pickled(obj, what)
+        except BaseException as error:
+            self.left(what, error)
+            raise
+
+    def gather_pickled(self, obj, str what):
+        cdef int rank
         import pickle
         data = np.frombuffer(pickle.dumps(obj), np.uint8)
         self.out[:] = 0
@@ -157,6 +169,18 @@ cdef class Agreement:
         if self.in_array[:, 0].any():
             self.raise_for_all(what, error)
 
+    def attempt(self, str what, action):
+        """Call `action`, this PE's part of a step, and vote on it."""
+        error = None
+        try:
+            action()
+        except Exception as e:
+            error = e
+        except BaseException as e:
+            self.left(what, e)
+            raise
+        self.vote(what, error)
+
     def raise_for_all(self, str what, error):
         """Collect the failures of all PEs, of which there is at least one, and raise the same exception everywhere."""
         own = None if error is None else (_class_name(error), str(error), getattr(error, "pes", ()))
@@ -171,7 +195,9 @@ cdef class Agreement:
             reasons.setdefault(failures[rank][1], []).append(rank)
         lines = [f"{self.list_names(ranks)}: {reason}" for reason, ranks in reasons.items()]
         cls = _class_of(failures[failing[0]][0])
-        raise cls(f"{what} failed on {len(failing)} of {self.size} PEs. " + "; ".join(lines)) from error
+        failure = cls(f"{what} failed on {len(failing)} of {self.size} PEs. " + "; ".join(lines))
+        failure._on_all_pes = True
+        raise failure from error
 
     def list_names(self, ranks):
         if len(ranks) == self.size and self.size > 2:
@@ -197,7 +223,9 @@ cdef class Agreement:
             for rank, other in enumerate(values):
                 groups.setdefault(repr(other), []).append(rank)
             parts = "; ".join(f"{self.list_names(ranks)}: {text}" for text, ranks in groups.items())
-            raise errors.CollectiveError(f"{what} differs between PEs. {parts}. {explain}")
+            failure = errors.CollectiveError(f"{what} differs between PEs. {parts}. {explain}")
+            failure._on_all_pes = True
+            raise failure
 
 
 def _class_name(error):

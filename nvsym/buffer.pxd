@@ -29,6 +29,7 @@ cdef class SHMEMBuffer:
     cdef SHMEMBuffer alias(self, size_t start, size_t count)
     cdef int bind(self, Job job, Allocation block, object element, size_t count) except -1
     cdef int fill_now(self, object pattern) except -1
+    cdef int copy_now(self, void *dst, const void *src, size_t nbytes, object keeper) except -1
     cdef object keeper(self)
     cdef int copy_host(self, object other, str name, object stream, bint out) except -1
     cdef int gpu_array(self, HostArray array, str name, object tensor, void *stream, bint writable) except -1

@@ -104,11 +104,7 @@ cdef class SHMEMBuffer:
         except Exception as e:
             error = e
         allocate(buffer, n, error)
-        try:
-            buffer.fill_now(pattern)
-        except Exception as e:
-            error = e
-        buffer.job.agreement.vote("filling a new buffer", error)
+        buffer.job.agreement.attempt("filling a new buffer", lambda: buffer.fill_now(pattern))
         return buffer
 
     @classmethod
@@ -135,11 +131,7 @@ cdef class SHMEMBuffer:
         except Exception as e:
             error = e
         allocate(buffer, n, error)
-        try:
-            buffer.job.backend.runtime.copy_now(buffer.job.backend.device.ordinal, buffer.ptr, host.ptr, host.nbytes)
-        except Exception as e:
-            error = e
-        buffer.job.agreement.vote("filling a new buffer", error)
+        buffer.job.agreement.attempt("filling a new buffer", lambda: buffer.copy_now(buffer.ptr, host.ptr, host.nbytes, buffer.keeper()))
         return buffer
 
     @classmethod
@@ -179,12 +171,12 @@ cdef class SHMEMBuffer:
                 kind = SHMEMBuffer[np.uint8]    # only to tell the others of the error
         buffer = _new(kind)
         allocate(buffer, n, error)
-        try:
+
+        def copy():
             job.backend.runtime.copy(job.backend.device.ordinal, buffer.ptr, source.ptr, source.nbytes, stream, source.keep)
             job.backend.runtime.stream_drain(stream)
-        except Exception as e:
-            error = e
-        job.agreement.vote("filling a new buffer", error)
+
+        job.agreement.attempt("filling a new buffer", copy)
         return buffer
 
     @classmethod
@@ -309,8 +301,8 @@ cdef class SHMEMBuffer:
         self.check()
         array = np.empty(self.count, self.element.numpy)
         self.job.backend.runtime.stream_drain(self.job.backend.stream.ptr)
-        self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, <void *> <size_t> array.ctypes.data, self.ptr,
-                                          self.count * self.item)
+        self.check()
+        self.copy_now(<void *> <size_t> array.ctypes.data, self.ptr, self.count * self.item, self.keeper())
         return array
 
     def fill(self, value, stream=None):
@@ -330,7 +322,7 @@ cdef class SHMEMBuffer:
             return
         pattern = np.repeat(pattern, self.count)
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, self.ptr, <void *> <size_t> pattern.ctypes.data,
-                                      self.count * self.item, ptr, (self, pattern))
+                                      self.count * self.item, ptr, (self, pattern, self.keeper()))
 
     def peer(self, pe):
         """A `Buffer` over the copy of another PE.
@@ -551,10 +543,13 @@ cdef class SHMEMBuffer:
         cdef size_t source = values.ctypes.data
         while done < self.count:
             n = min(step, self.count - done)
-            self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, self.ptr + done * self.item,
-                                              <void *> source, n * self.item)
+            self.copy_now(self.ptr + done * self.item, <void *> source, n * self.item, self.keeper())
             done += n
         return 0
+
+    cdef int copy_now(self, void *dst, const void *src, size_t nbytes, object keeper) except -1:
+        """Copy from or to this buffer, whose memory `keeper` holds if another thread ends the job meanwhile."""
+        return self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, dst, src, nbytes)
 
     cdef object keeper(self):
         """What keeps the memory mapped, for those that alias it."""
@@ -577,8 +572,9 @@ cdef class SHMEMBuffer:
             else:
                 host_array(host, name, other, self.element, self.count, out)
             address, keep = host.ptr, host.keep
+        keep = self.keeper() if ptr == NULL else (self, keep)
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, address if out else self.ptr,
-                                      self.ptr if out else address, self.count * self.item, ptr, None if ptr == NULL else (self, keep))
+                                      self.ptr if out else address, self.count * self.item, ptr, keep)
         return 0
 
     cdef int gpu_array(self, HostArray array, str name, object tensor, void *stream, bint writable) except -1:

@@ -47,7 +47,8 @@ cdef class Heap:
     cdef int await_work(self) except -1
     cdef int settle(self) except -1
     cdef int release(self, int64_t id) except -1
-    cdef int64_t place(self, size_t nbytes, int *arena) except -2
+    cdef int64_t find(self, size_t nbytes, int *arena, str what) except -2
+    cdef bint settle_work(self) except -1
 
 # Meet the other PEs of `agreement` in a call: raises CollectiveError on all unless all make the same call with the same
 # arguments, and what `error` says on all if it is not None on any.

@@ -125,32 +125,16 @@ cdef class Heap:
         cdef size_t nbytes = 0 if error is not None else <size_t> count * <size_t> element.itemsize
         cdef str what = "allocating a buffer" if error is not None else f"allocating SHMEMBuffer[{element.name}]({count})"
         cdef Allocation block
-        cdef size_t end
         meet(self.agreement, CALL_ALLOCATE, (0 if error is not None else element.id, count, len(self.dropped)), what, error)
-        if self.all_have_dropped() >= SETTLE_AT:
-            self.settle()
-        offset = self.place(nbytes, &arena)
-        if offset < 0:
-            self.settle()
-            offset = self.place(nbytes, &arena)
-        if offset < 0 and nbytes <= self.allocator.size and self.work_anywhere():
-            # Dropped memory may wait for work that is still running, on this PE or another.
-            self.await_work()
-            self.settle()
-            offset = self.place(nbytes, &arena)
-        if offset < 0 and self.backend.grow(self.agreement, nbytes):
-            self.allocator.add_arena(self.backend.arena_size(self.backend.arena_count() - 1))
-            self.committed.append(0)
-            offset = self.place(nbytes, &arena)
+        try:
+            if self.all_have_dropped() >= SETTLE_AT:
+                self.settle()
+            offset = self.find(nbytes, &arena, what)
+        except BaseException as e:
+            self.agreement.left(what, e)
+            raise
         if offset < 0:
             raise HeapExhaustedError(self.exhausted(what, nbytes))
-        end = offset + self.allocator.block_size(arena, offset)
-        if end > <size_t> self.committed[arena]:
-            try:
-                self.back(arena, end, what, nbytes)
-            except BaseException:
-                self.allocator.release(arena, offset)
-                raise
         block = Allocation.__new__(Allocation)
         block.id = self.next_id
         block.nbytes = nbytes
@@ -162,24 +146,53 @@ cdef class Heap:
         block.heap = self
         return block
 
-    cdef int64_t place(self, size_t nbytes, int *arena) except -2:
-        return self.allocator.allocate(nbytes, arena)
-
-    def back(self, int arena, size_t end, what, size_t nbytes):
-        """Back the arena with memory up to `end`, on all PEs or on none."""
-        error = None
+    cdef int64_t find(self, size_t nbytes, int *arena, str what) except -2:
+        """A place for a block, with memory behind it, the same on every PE; -1 if the heap has none."""
+        cdef int64_t offset = self.allocator.allocate(nbytes, arena)
+        if offset < 0:
+            self.settle()
+            offset = self.allocator.allocate(nbytes, arena)
+        if offset < 0 and nbytes <= self.allocator.size and self.settle_work():
+            offset = self.allocator.allocate(nbytes, arena)
+        if offset < 0 and self.backend.grow(self.agreement, nbytes):
+            self.allocator.add_arena(self.backend.arena_size(self.backend.arena_count() - 1))
+            self.committed.append(0)
+            offset = self.allocator.allocate(nbytes, arena)
+        if offset < 0:
+            return -1
         try:
-            self.backend.commit(arena, end)
-        except HeapExhaustedError as e:
-            error = HeapExhaustedError(f"{e}. {self.exhausted(what, nbytes)}")
-            error.__cause__ = e
-        except Exception as e:
-            error = e
-        self.agreement.vote(what, error)
+            self.back(arena[0], offset, what, nbytes)
+        except HeapExhaustedError:
+            # The machine has no more memory for the heap: what was dropped may do.
+            if not self.settle_work():
+                raise
+            offset = self.allocator.allocate(nbytes, arena)
+            if offset < 0:
+                raise
+            self.back(arena[0], offset, what, nbytes)
+        return offset
+
+    def back(self, int arena, int64_t offset, what, size_t nbytes):
+        """Back a block that was placed with memory, on all PEs; or on none, and give its place back."""
+        cdef size_t end = offset + self.allocator.block_size(arena, offset)
+        if end <= <size_t> self.committed[arena]:
+            return
+
+        def commit():
+            try:
+                self.backend.commit(arena, end)
+            except HeapExhaustedError as e:
+                raise HeapExhaustedError(f"{e}. {self.exhausted(what, nbytes)}") from e
+
+        try:
+            self.agreement.attempt(what, commit)
+        except BaseException:
+            self.allocator.release(arena, offset)
+            raise
         self.committed[arena] = end
 
     def exhausted(self, what, size_t nbytes):
-        waiting = f", {len(self.dropped)} of them dropped on this PE but not on all" if self.dropped else ""
+        waiting = f", {len(self.dropped)} of them dropped on this PE but not on all, or in use" if self.dropped else ""
         return (f"{what}: {format_size(nbytes)} asked for; of the {format_size(self.size)} heap {format_size(self.free)} "
                 f"are free, the largest block {format_size(self.largest_free)}; {self.live} buffers are live{waiting}. "
                 "NVSYM_HEAP_SIZE or init(heap_size=) makes the heap larger")
@@ -206,7 +219,11 @@ cdef class Heap:
 
     cdef int collect(self) except -1:
         meet(self.agreement, CALL_COLLECT, (0, 0, len(self.dropped)), "collect()", None)
-        self.settle()
+        try:
+            self.settle()
+        except BaseException as error:
+            self.agreement.left("collect()", error)
+            raise
         return 0
 
     cdef int close(self, str why, type cls) except -1:
@@ -231,10 +248,14 @@ cdef class Heap:
             fewest = min(fewest, self.agreement.all[pe, 5])
         return fewest
 
-    def work_anywhere(self):
-        """Whether memory on any PE may come free: dropped there, or held by work that is not done."""
+    cdef bint settle_work(self) except -1:
+        """Settle once the work of all PEs is done, which dropped memory may wait for; False if no PE has any, nor dropped blocks."""
         pending = not self.backend.runtime.ticket_done(self.backend.runtime.ticket())
-        return any(self.agreement.gather(pending or bool(self.dropped), "looking for dropped buffers"))
+        if not any(self.agreement.gather(pending or bool(self.dropped), "looking for dropped buffers")):
+            return False
+        self.await_work()
+        self.settle()
+        return True
 
     cdef int await_work(self) except -1:
         """Wait for what this PE has enqueued, but not for ever: that may be waiting for what comes after the allocation."""

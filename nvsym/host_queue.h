@@ -278,13 +278,18 @@ static int hq_ticket_done(uint64_t ticket)
     return done;
 }
 
-/* Wait for all that is enqueued now, on every queue. A queue may end meanwhile, so each step looks anew. */
-static void hq_drain_all(void)
+/* Wait for what a ticket stands for, on every queue, for so long at most; whether it is done. A queue may end meanwhile, so each step
+ * looks anew. */
+static int hq_drain_all_for(uint64_t ticket, long milliseconds)
 {
-    uint64_t ticket = hq_ticket();
-    struct timespec pause = {0, 20000};
-    while (!hq_ticket_done(ticket))
+    const long pause_us = 20;
+    struct timespec pause = {0, pause_us * 1000};
+    for (long i = 0; i < milliseconds * 1000 / pause_us; i++) {
+        if (hq_ticket_done(ticket))
+            return 1;
         nanosleep(&pause, NULL);
+    }
+    return hq_ticket_done(ticket);
 }
 
 static int hq_is_registered(const void *p)

@@ -52,7 +52,7 @@ cdef extern from "host_queue.h" nogil:
     int      hq_lost(const hq *q)
     uint64_t hq_ticket()
     int      hq_ticket_done(uint64_t ticket)
-    void     hq_drain_all()
+    bint     hq_drain_all_for(uint64_t ticket, long milliseconds)
 
     hq_event *hq_event_create()
     int      hq_event_lost(const hq_event *e)
@@ -262,8 +262,13 @@ cdef class HostRuntime(Runtime):
         return hq_ticket_done(ticket)
 
     cdef int drain_all(self, int device) except -1:
-        with nogil:
-            hq_drain_all()
+        cdef uint64_t ticket = hq_ticket()
+        cdef bint done = False
+        while not done:
+            with nogil:
+                done = hq_drain_all_for(ticket, LOOK_AROUND)
+            if not done:
+                PyErr_CheckSignals()
         self.reap()
         return 0
 

@@ -76,7 +76,12 @@ cdef class Job:
             self.backend.destroy_team(data)
             if agreement is not self.agreement:
                 (<Agreement> agreement).comm.Free()
-        self.backend.stop(self.agreement)
+        try:
+            self.backend.stop(self.agreement)
+        except Exception:
+            raise
+        except BaseException as error:
+            self.close_failures.append(error)
         self.agreement.comm.Free()
         return 0
 
@@ -94,7 +99,7 @@ cdef class Job:
         while self.closers:
             try:
                 self.close_failures += self.closers.pop()() or []
-            except Exception as error:
+            except BaseException as error:      # an interrupt, too: the others have ended the job
                 self.close_failures.append(error)
         return 0
 

@@ -200,6 +200,9 @@ cdef class Team:
                 team = self.join(comm, members, name)
             except Exception as e:
                 error = e
+            except BaseException as e:
+                self.agreement.left(what, e)
+                raise
         try:
             self.agreement.vote(what, error)
         except Exception:

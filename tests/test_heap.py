@@ -455,6 +455,37 @@ def test_no_memory_on_one_pe_alone(small_heap, nvsym_backend, monkeypatch, failu
     SHMEMBuffer["u1"].full(6 * MIB, 1).free()  # now it has
 
 
+@pytest.mark.pes(1, 2, own_job=True)
+def test_a_machine_without_memory_settles_and_tries_again(small_heap, nvsym_backend, monkeypatch):
+    """The heap has room, but the system has no memory for it on one PE: what was dropped is used."""
+    if nvsym_backend != "host":
+        pytest.skip("committing memory step by step: this backend commits its heap at the start")
+    ctx = nvsym.context()
+    odd = ctx.n_pes() - 1
+    block = SHMEMBuffer["u1"].full(3 * MIB, 1)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if ctx.my_pe() == odd:
+            patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(nvsym.HeapExhaustedError, match="NVSYM_SHM_DIR"):
+            SHMEMBuffer["u1"](3 * MIB)
+        for k in range(5):
+            del block
+            block = SHMEMBuffer["u1"].full(3 * MIB, k)
+            assert (block.to_numpy() == k).all()
+        # One PE that keeps it is enough to be without.
+        held = block if ctx.my_pe() == odd else None
+        del block
+        with pytest.raises(nvsym.HeapExhaustedError, match="NVSYM_SHM_DIR"):
+            SHMEMBuffer["u1"](3 * MIB)
+        assert_usable(ctx)
+        del held
+        SHMEMBuffer["u1"](3 * MIB).free()
+
+
 @pytest.mark.pes(2, own_job=True)
 def test_what_is_enqueued_survives_an_exhausted_heap(small_heap):
     ctx = nvsym.context()

@@ -207,3 +207,118 @@ summed()
 """,
         limit=30,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("copy", ["b.to_numpy()", "b.enqueue_copy_to(out)", "b.enqueue_copy_from(out)", "b.fill(1)"])
+def test_copies_of_a_thread_while_the_job_ends(mpirun, copy):
+    """Long copies give up the GIL: the memory stays until they are done."""
+    run(
+        mpirun, 2,
+        f"""
+b, out = F.full(1 << 19, me), np.empty(1 << 19, np.float32)
+began = threading.Event()
+
+def copies():
+    try:
+        while True:
+            {copy}
+            began.set()
+    except nvsym.NotInitializedError:
+        pass
+
+threads = [threading.Thread(target=copies) for _ in range(2)]
+for thread in threads:
+    thread.start()
+began.wait()
+time.sleep(0.05)
+nvsym.finalize()
+for thread in threads:
+    thread.join()
+""",
+        limit=20,
+    )  # fmt: skip
+
+
+INTERRUPTED = """
+def interrupted(call, seconds=0.3):
+    # Whether a Ctrl-C that comes during the call gets through, and how long it took.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    began = time.monotonic()
+    try:
+        call()
+    except KeyboardInterrupt:
+        return time.monotonic() - began
+    raise AssertionError("no KeyboardInterrupt")
+
+stream, gate = nvsym.Stream(), U.zeros(1)
+
+def held():
+    nvsym.signal_wait_until(gate, "ge", 1, stream=stream)
+
+"""
+
+
+def test_an_interrupt_within_an_allocation(mpirun):
+    """Whoever leaves it takes part in no further one, and no message of one step is taken for that of another."""
+    job = run(
+        mpirun, 2,
+        INTERRUPTED + """
+big = nvsym.SHMEMBuffer["uint8"](3 << 20)
+if me == 1:
+    held()
+    del big
+    # There is no room before the block is free, for which the stream is waited for.
+    assert interrupted(lambda: nvsym.SHMEMBuffer["uint8"](3 << 20)) < 2
+else:
+    del big
+    print(outcome(lambda: nvsym.SHMEMBuffer["uint8"](3 << 20)))
+for _ in range(2):
+    print(outcome(lambda: nvsym.SHMEMBuffer["uint8"](10)))
+print(outcome(nvsym.barrier_all), flush=True)
+if me == 0:
+    nvsym.signal_op(gate, 1, 1)
+stream.synchronize()
+time.sleep(0.5)
+os._exit(0)
+""",
+        limit=3, check=False,
+    )  # fmt: skip
+    lines = [job.pe_stdout[pe].splitlines() for pe in range(2)]
+    assert lines[0][0].startswith("PeerTimeoutError"), job.describe()
+    for found in (lines[0][1:3], lines[1][:2]):
+        assert all("the PEs can no longer agree" in line for line in found), job.describe()
+    assert "was left with KeyboardInterrupt" in lines[1][0], job.describe()
+    assert lines[0][-1] == lines[1][-1] == "ok", job.describe()
+
+
+def test_an_interrupt_in_finalize_leaves_the_job_there(mpirun):
+    job = run(
+        mpirun, 2,
+        INTERRUPTED + """
+if me == 1:
+    held()
+    assert interrupted(nvsym.finalize) < 2
+    assert nvsym.is_initialized()
+    nvsym.signal_op(gate, 1, 1)
+nvsym.finalize()
+assert not nvsym.is_initialized()
+print("ended")
+""",
+        limit=20,
+    )  # fmt: skip
+    assert job.pe_stdout == ["ended\n"] * 2
+
+
+@pytest.mark.parametrize("wait", ["ctx.synchronize", "gate.peer(0).to_numpy", "stream.synchronize"])
+def test_an_interrupt_in_a_wait_for_streams(mpirun, wait):
+    run(
+        mpirun, 1,
+        INTERRUPTED + f"""
+held()
+assert interrupted({wait}) < 2
+nvsym.signal_op(gate, 1, 0)
+{wait}()
+""",
+        limit=20,
+    )  # fmt: skip

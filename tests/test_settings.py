@@ -167,6 +167,7 @@ BAD = [
     ("NVSYM_MAX_TEAMS", "4.0"),
     ("NVSYM_SPIN", "-1"),
     ("NVSYM_SPIN", "many"),
+    ("NVSYM_SPIN", "99999999999"),
     ("NVSYM_ALLREDUCE_ALGORITHM", "ring"),
     ("NVSYM_DISABLE_MULTICAST", "maybe"),
 ]
