@@ -9,7 +9,7 @@ import numpy as np
 
 __all__ = ["Group", "Requests"]
 
-_abandoned = []  # a member that did not come may still fetch what was sent to it
+_abandoned = []  # a member that is late may still fetch what was sent to it
 
 
 class Requests:
@@ -35,6 +35,10 @@ class Requests:
             if request:
                 request.Cancel()
                 request.Wait()
+        self.keep()
+
+    def keep(self):
+        """Leave what was sent where it is, for members that have yet to fetch it."""
         _abandoned.append(self)
 
 

@@ -102,8 +102,8 @@ cdef class Agreement:
                 if self.watch is not None:
                     self.watch()
                 if self.limit > 0 and now - start > self.limit * 1e9:
-                    raise PeerTimeoutError(f"{what}: not all PEs arrived within {self.limit:g} s (NVSYM_TIMEOUT, and "
-                                           "NVSYM_INIT_TIMEOUT for init)")
+                    self.check_arrived(request, what)
+                    break
         except BaseException as error:
             self.left(what, error)
             raise
@@ -115,6 +115,10 @@ cdef class Agreement:
         if self.size > 1 and self.broken is None and not getattr(error, "_on_all_pes", False):
             self.broken = f"{what} was left with {type(error).__name__}: {error}"
         return 0
+
+    def check_arrived(self, request, str what):
+        """At the time limit of a wait: raise, unless what was waited for is known to be here."""
+        raise PeerTimeoutError(f"{what}: not all PEs arrived within {self.limit:g} s (NVSYM_TIMEOUT, and NVSYM_INIT_TIMEOUT for init)")
 
     def gather(self, obj, str what):
         """The objects of all PEs, in order. They are pickled."""

@@ -38,14 +38,16 @@ cdef class PoolAgreement(Agreement):
     cpdef wait(self, object request, str what):
         try:
             Agreement.wait(self, request, what)
-        except PeerTimeoutError:
-            missing = request.missing()
-            request.give_up()
-            raise PeerTimeoutError(f"{what}: nothing came from {self.list_names(missing)} within {self.limit:g} s (NVSYM_TIMEOUT). "
-                                   "All PEs that own one of the devices have to make the call", missing) from None
         except BaseException:
             request.give_up()
             raise
+
+    def check_arrived(self, request, str what):
+        missing = request.missing()
+        if missing:
+            raise PeerTimeoutError(f"{what}: nothing came from {self.list_names(missing)} within {self.limit:g} s (NVSYM_TIMEOUT). "
+                                   "All PEs that own one of the devices have to make the call", missing)
+        request.keep()      # what others have not fetched does not matter here: all that this PE decides by has come
 
     def is_broken(self):
         """Whether the members can no longer agree, because one of them was given up."""

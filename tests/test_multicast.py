@@ -11,12 +11,15 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from nvsym import _descriptors, _facts, _nvml
 from nvsym._descriptors import TOKEN_BYTES, DescriptorExchange
+from nvsym._group import Requests
 from nvsym.errors import NVSymError, PeerExitedError, PeerTimeoutError
+from nvsym.pool_agreement import PoolAgreement
 
 TOKEN = bytes(range(TOKEN_BYTES))
 
@@ -272,6 +275,60 @@ def test_credentials_are_those_of_the_peer():
     assert (pid, uid, gid) == (os.getpid(), os.getuid(), os.getgid())
     a.close()
     b.close()
+
+
+# ---- the time limit of an agreement ----------------------------------------------------------------------------------
+
+
+class Message:
+    """A receive of MPI; one that has come is null afterwards, as mpi4py makes it."""
+
+    def __init__(self, came):
+        self.came = came
+        self.cancelled = False
+
+    def __bool__(self):
+        return not self.came
+
+    def Test(self):
+        return self.came
+
+    def Cancel(self):
+        self.cancelled = True
+
+    def Wait(self):
+        assert self.cancelled
+
+
+def agreement_of(came):
+    """That of PE 0 with others whose messages have come, or not; that all is done is never seen before the time limit is over."""
+    receives = {rank: Message(came[rank - 1]) for rank in range(1, len(came) + 1)}
+    mpi = SimpleNamespace(Request=SimpleNamespace(Testall=lambda requests: False))
+    group = SimpleNamespace(
+        Get_rank=lambda: 0,
+        Get_size=lambda: len(came) + 1,
+        Iallgather=lambda out, into: Requests(mpi, receives, [], out),
+    )
+    return PoolAgreement(group, 0.05, [f"PE {rank}" for rank in range(len(came) + 1)], None), receives
+
+
+def test_what_comes_at_the_time_limit_is_taken():
+    agreement, _ = agreement_of([True, True])
+    for _ in range(2):
+        assert agreement.decide("a step", None, False) is False
+        assert not agreement.is_broken()
+
+
+def test_who_has_not_come_at_the_time_limit_is_named():
+    agreement, receives = agreement_of([True, False, True, False])
+    with pytest.raises(PeerTimeoutError, match=r"a step: nothing came from PE 2, PE 4 within 0\.05 s") as caught:
+        agreement.decide("a step", None, False)
+    assert caught.value.pes == (2, 4)
+    assert [rank for rank, message in receives.items() if message.cancelled] == [2, 4]
+    with pytest.raises(
+        NVSymError, match=r"can no longer agree, since a step was left with PeerTimeoutError: .*PE 2, PE 4"
+    ):
+        agreement.decide("another step", None, False)
 
 
 # ---- how handles travel -----------------------------------------------------------------------------------------------
