@@ -4,7 +4,8 @@
 Every member listens on a socket in a folder that only its user can enter, and connects to the members before it. Who connects
 must belong to the same user, and every message carries a token that travelled over MPI: whoever does not know it is turned
 away. Connecting does not wait for the other side (it need not have accepted), so nothing here waits for a process that failed
-on the way: its sockets are closed, and the others see that at once.
+on the way: its sockets are closed, and the others see that at once. Once all have connected nobody needs the folders: they are
+removed before the first connection is taken, so that only a process that is killed before leaves one.
 """
 
 import contextlib
@@ -96,6 +97,7 @@ class DescriptorExchange:
 
     def accept(self):
         """Take the connections of the members after this one; others are turned away."""
+        self._remove_folder()  # all have connected, whether or not it was accepted yet
         deadline = self._deadline()
         assert self._listener is not None  # open() came before
         while len(self._peers) < self._size - 1:
@@ -111,6 +113,7 @@ class DescriptorExchange:
                 self._peers[rank] = stranger
             else:
                 stranger.close()
+        self._close_listener()
 
     def exchange(self, outgoing, senders):
         """Send a descriptor to every other member, and receive one from each of some.
@@ -153,13 +156,19 @@ class DescriptorExchange:
         return received
 
     def close(self):
-        """Close the sockets and remove the folder."""
+        """Close the sockets, and remove the folder if it is still there."""
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
+        self._close_listener()
+        self._remove_folder()
+
+    def _close_listener(self):
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+    def _remove_folder(self):
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
             self._private = None

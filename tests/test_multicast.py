@@ -77,6 +77,7 @@ def test_every_member_gets_what_every_other_sent(tmp_path, n):
     before = open_files()
     group = members(n, tmp_path)
     connected(group)
+    assert list(tmp_path.iterdir()) == []  # whoever dies from here on leaves nothing
     own = [temporary(rank) for rank in range(n)]
     results = together(*(lambda m=m, d=d: m.exchange(d, range(n)) for m, d in zip(group, own, strict=True)))
     for rank, received in enumerate(results):
@@ -109,6 +110,20 @@ def test_socket_is_the_users_own(tmp_path):
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
     member.close()
     assert not os.path.exists(os.path.dirname(path))
+
+
+def test_folder_goes_before_the_connections_are_taken(tmp_path):
+    """They wait in the socket; who dies, or waits for one that does, leaves nothing."""
+    group = members(2, tmp_path, limit=0.2)
+    paths = [member.open() for member in group]
+    group[0].connect(paths)
+    with pytest.raises(PeerTimeoutError, match="PE 1"):
+        group[0].accept()
+    assert not os.path.exists(os.path.dirname(paths[0]))
+    assert os.path.exists(paths[1])
+    for member in group:
+        member.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_stranger_is_turned_away(tmp_path):

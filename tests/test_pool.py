@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,10 @@ def test_pe_that_dies(call, tmp_path):
         pytest.skip("a launcher that leaves the others alive: only MPICH's is known to")
     program = [sys.executable, str(FOLDER / "death.py"), call, str(tmp_path)]
     command = [*launcher.command, "-disable-auto-cleanup", "-n", "4", *program]
-    env = launcher.environ() | simulator.environment(devices=8)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    with tempfile.TemporaryDirectory(prefix="nvsym-test-", dir="/dev/shm") as sockets:
+        env = launcher.environ() | simulator.environment(devices=8) | {"NVSYM_SHM_DIR": sockets}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert os.listdir(sockets) == []
     raised = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert sorted(raised) == ["0", "1", "3"], (shlex.join(command), done.stdout, done.stderr)
     assert all(text.startswith("PeerExitedError") for text in raised.values()), raised
