@@ -50,9 +50,11 @@ class DescriptorExchange:
         Seconds that a wait may last; 0: no limit.
     watch : callable, optional
         Called now and then while waiting; raises if a peer is gone.
+    pes : list of int, optional
+        The members' world numbers, for errors; by default their numbers here.
     """
 
-    def __init__(self, rank, size, token, folder, names, limit, watch=None):
+    def __init__(self, rank, size, token, folder, names, limit, watch=None, pes=None):
         self._rank = rank
         self._size = size
         self._token = token
@@ -60,6 +62,7 @@ class DescriptorExchange:
         self._names = names
         self._limit = limit
         self._watch = watch
+        self._pes = list(range(size)) if pes is None else pes
         self._private = None
         self._listener: socket.socket | None = None
         self._peers: dict[int, socket.socket] = {}
@@ -184,7 +187,10 @@ class DescriptorExchange:
                 self._watch()
             if deadline is not None and time.monotonic() > deadline:
                 names = ", ".join(self._names[rank] for rank in ranks)
-                raise PeerTimeoutError(f"{names}: not seen {what} within {self._limit:g} s (NVSYM_TIMEOUT)")
+                raise PeerTimeoutError(
+                    f"{names}: not seen {what} within {self._limit:g} s (NVSYM_TIMEOUT)",
+                    [self._pes[rank] for rank in ranks],
+                )
 
     def _send(self, rank, stage, descriptor=None):
         message = _MESSAGE.pack(_MAGIC, self._token, stage, self._rank)
@@ -192,7 +198,9 @@ class DescriptorExchange:
         try:
             self._peers[rank].sendmsg([message], rights)
         except (BrokenPipeError, ConnectionError) as error:
-            raise PeerExitedError(f"{self._names[rank]} has closed its connection ({error})") from error
+            raise PeerExitedError(
+                f"{self._names[rank]} has closed its connection ({error})", [self._pes[rank]]
+            ) from error
 
     def _receive(self, sock, stage, rank):
         """(sender, descriptor or None) of the next message."""
@@ -205,7 +213,7 @@ class DescriptorExchange:
         try:
             name = "a process" if rank is None else self._names[rank]
             if not data:
-                raise PeerExitedError(f"{name} has closed its connection", [] if rank is None else [rank])
+                raise PeerExitedError(f"{name} has closed its connection", [] if rank is None else [self._pes[rank]])
             if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
                 raise NVSymError(
                     f"{name} sent a descriptor that this process cannot take (limit of open files: ulimit -n?)"

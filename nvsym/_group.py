@@ -71,6 +71,10 @@ class Group:
         """The number of members."""
         return len(self._ranks)
 
+    def Get_ranks(self):
+        """The numbers of the members in the communicator."""
+        return self._ranks
+
     def _exchange(self, out, parts):
         others = [i for i in range(len(self._ranks)) if i != self._rank]
         receives = {i: self._comm.Irecv(parts[i], self._ranks[i], self._tag) for i in others}

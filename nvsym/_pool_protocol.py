@@ -168,7 +168,14 @@ class Allocation:
     def _open_sockets(self, token):
         agreement = self._agreement
         self._exchange = DescriptorExchange(
-            self._me, self._size, token, _facts.socket_folder(), agreement.names, agreement.time_limit(), agreement.look
+            self._me,
+            self._size,
+            token,
+            _facts.socket_folder(),
+            agreement.names,
+            agreement.time_limit(),
+            agreement.look,
+            agreement.pes(),
         )
         path = self._step("opening sockets", self._exchange.open)[1]
         paths = agreement.gather(path, "SymmetricPool.allocate: opening sockets")

@@ -16,6 +16,9 @@ class Alone:
     def Get_size(self):
         return 1
 
+    def Get_ranks(self):
+        return [0]
+
 
 cdef class PoolAgreement(Agreement):
     """The PEs that own the GPUs of a pool. They exchange messages, and need no communicator of their own.
@@ -46,8 +49,12 @@ cdef class PoolAgreement(Agreement):
         missing = request.missing()
         if missing:
             raise PeerTimeoutError(f"{what}: nothing came from {self.list_names(missing)} within {self.limit:g} s (NVSYM_TIMEOUT). "
-                                   "All PEs that own one of the devices have to make the call", missing)
+                                   "All PEs that own one of the devices have to make the call", [self.pes()[rank] for rank in missing])
         request.keep()      # what others have not fetched does not matter here: all that this PE decides by has come
+
+    def pes(self):
+        """The world numbers of the members."""
+        return self.comm.Get_ranks()
 
     def is_broken(self):
         """Whether the members can no longer agree, because one of them was given up."""

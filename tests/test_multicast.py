@@ -322,6 +322,7 @@ def agreement_of(came):
     group = SimpleNamespace(
         Get_rank=lambda: 0,
         Get_size=lambda: len(came) + 1,
+        Get_ranks=lambda: [10 + rank for rank in range(len(came) + 1)],  # in the world
         Iallgather=lambda out, into: Requests(mpi, receives, [], out),
     )
     return PoolAgreement(group, 0.05, [f"PE {rank}" for rank in range(len(came) + 1)], None), receives
@@ -338,7 +339,7 @@ def test_who_has_not_come_at_the_time_limit_is_named():
     agreement, receives = agreement_of([True, False, True, False])
     with pytest.raises(PeerTimeoutError, match=r"a step: nothing came from PE 2, PE 4 within 0\.05 s") as caught:
         agreement.decide("a step", None, False)
-    assert caught.value.pes == (2, 4)
+    assert caught.value.pes == (12, 14)
     assert [rank for rank, message in receives.items() if message.cancelled] == [2, 4]
     with pytest.raises(
         NVSymError, match=r"can no longer agree, since a step was left with PeerTimeoutError: .*PE 2, PE 4"
