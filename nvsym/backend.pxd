@@ -145,14 +145,16 @@ cdef class Backend:
     cdef int launch(self, object kernel, list arguments, const unsigned int *grid, const unsigned int *block, size_t shared,
                     bint cooperative, void *stream, object keep) except -1
 
-    # Teams and collectives. Bytes where the type does not matter.
+    # Teams and collectives. What is only moved is counted in bytes; its type is for the PEs to compare.
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe)
     cdef int destroy_team(self, TeamData team) except -1
     cdef int barrier(self, TeamData team, bint complete, void *stream) except -1
-    cdef int broadcast(self, TeamData team, void *dest, const void *src, size_t nbytes, int root, void *stream,
+    cdef int broadcast(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, int root, void *stream,
                        object keep) except -1
-    cdef int fcollect(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1
-    cdef int alltoall(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1
+    cdef int fcollect(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
+                      object keep) except -1
+    cdef int alltoall(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
+                      object keep) except -1
     cdef int reduce(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
                     void *stream, object keep) except -1
     cdef int reducescatter(self, TeamData team, int dtype, int op, void *dest, const void *src, size_t count,

@@ -133,15 +133,15 @@ cdef class Backend:
     cdef int barrier(self, TeamData team, bint complete, void *stream) except -1:
         raise NotImplementedError
 
-    cdef int broadcast(self, TeamData team, void *dest, const void *src, size_t nbytes, int root, void *stream,
+    cdef int broadcast(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, int root, void *stream,
                        object keep) except -1:
         raise NotImplementedError
 
-    cdef int fcollect(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream,
+    cdef int fcollect(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
                       object keep) except -1:
         raise NotImplementedError
 
-    cdef int alltoall(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream,
+    cdef int alltoall(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
                       object keep) except -1:
         raise NotImplementedError
 

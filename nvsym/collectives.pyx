@@ -95,7 +95,7 @@ def broadcast(dest, source, root, *, team=None, stream=None):
         member = as_member(t, root, "root")
     except Exception as error:
         fail(team, COLL_BROADCAST, error, stream)
-    d.job.backend.broadcast(t.data, d.ptr, s.ptr, s.count * s.item, member, ptr, keep(d, s, t, ptr))
+    d.job.backend.broadcast(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, member, ptr, keep(d, s, t, ptr))
 
 
 def fcollect(dest, source, *, team=None, stream=None):
@@ -119,7 +119,7 @@ def fcollect(dest, source, *, team=None, stream=None):
         not_in_place(t, d, s)
     except Exception as error:
         fail(team, COLL_FCOLLECT, error, stream)
-    d.job.backend.fcollect(t.data, d.ptr, s.ptr, s.count * s.item, ptr, keep(d, s, t, ptr))
+    d.job.backend.fcollect(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, ptr, keep(d, s, t, ptr))
 
 
 def alltoall(dest, source, *, team=None, stream=None):
@@ -142,7 +142,7 @@ def alltoall(dest, source, *, team=None, stream=None):
         not_in_place(t, d, s)
     except Exception as error:
         fail(team, COLL_ALLTOALL, error, stream)
-    d.job.backend.alltoall(t.data, d.ptr, s.ptr, s.count // t.data.n_pes * s.item, ptr, keep(d, s, t, ptr))
+    d.job.backend.alltoall(t.data, d.type_id, d.ptr, s.ptr, s.count // t.data.n_pes * s.item, ptr, keep(d, s, t, ptr))
 
 
 cdef inline int place_of(object name, tuple names) noexcept:

@@ -297,6 +297,45 @@ def test_calls_that_differ_raise_on_all(ctx, kind):
     nvsym.barrier_all()
 
 
+MOVES = {
+    "broadcast": lambda dest, source, **kw: nvsym.broadcast(dest[: len(source)], source, 0, **kw),
+    "fcollect": lambda dest, source, **kw: nvsym.fcollect(dest, source, **kw),
+    "alltoall": lambda dest, source, **kw: nvsym.alltoall(dest[: len(source)], source, **kw),
+}
+
+
+@pytest.mark.pes(2, 4)
+@NODES
+@pytest.mark.parametrize("call", MOVES)
+def test_types_that_differ_raise_on_all(ctx, call):
+    """Also where the bytes are as many, and nothing is reduced."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    stream = nvsym.Stream()
+    source = nvsym.SHMEMBuffer["uint8"].full(4 * STAGE, me)
+    dest = nvsym.SHMEMBuffer["uint8"].full(n * 4 * STAGE, 7)
+
+    def views(dtype, nbytes):
+        cls = nvsym.SHMEMBuffer[dtype]
+        return [cls.adopt(b.unsafe_ptr(), size // cls.itemsize) for b, size in ((dest, n * nbytes), (source, nbytes))]
+
+    for types in (("int32", "float32"), ("float32", "float64"), ("float16", "bfloat16"), ("bool", "int8")):
+        for nbytes in (32, 4 * STAGE):
+            mine = views(types[me == 1], nbytes)
+            counts = [len(views(dtype, nbytes)[1]) // (n if call == "alltoall" else 1) for dtype in types]
+            text = (
+                rf"different calls.*PE 0: {call} of {counts[0]} {types[0]}\b.*PE 1: {call} of {counts[1]} {types[1]}\b"
+            )
+            with pytest.raises(nvsym.CollectiveError, match=text):
+                MOVES[call](*mine)
+            MOVES[call](*mine, stream=stream)
+            with pytest.raises(nvsym.CollectiveError, match=text):
+                stream.synchronize()
+    assert (dest.to_numpy() == 7).all()
+    MOVES[call](*views("float32", 32))
+    assert (dest.to_numpy()[:32] == (np.repeat(range(n), 32 // n) if call == "alltoall" else 0)).all()
+    nvsym.barrier_all()
+
+
 FAILURES = {
     "op": (lambda a: nvsym.allreduce(a, a, "mean"), ValueError, "op.*mean"),
     "op for the type": (lambda a: nvsym.allreduce(a, a, "xor"), TypeError, "xor.*float32"),

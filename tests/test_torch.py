@@ -261,6 +261,20 @@ def test_symmetric_tensors_are_used_where_they_are(ctx, group, monkeypatch):
     assert t[50_000:].eq(total * n).all()
 
 
+@pytest.mark.pes(2, 4)
+def test_a_symmetric_tensor_meets_others(ctx, group):
+    """It is broadcast where it is, and the other ranks' tensors need not be symmetric."""
+    import nvsym.torch as nt
+
+    me, n = ctx.my_pe(), ctx.n_pes()
+    symmetric = nt.empty(1000)
+    t = symmetric if me == 0 else torch.empty(1000)
+    for root in (0, n - 1):
+        t.fill_(me + 1)
+        dist.broadcast(t, src=root)
+        assert t.eq(root + 1).all()
+
+
 @PES
 @NODES
 def test_movement(ctx, group):

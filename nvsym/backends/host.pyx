@@ -163,7 +163,7 @@ cdef struct HostOp:
     char *       dest
     const char * src
     size_t       nbytes             # of one block
-    size_t       count              # elements
+    size_t       count              # elements of a reduction; else `nbytes`
     uint64_t *   sig
     uint64_t     value
 
@@ -598,20 +598,22 @@ cdef class HostBackend(Backend):
         op.nbytes, op.complete, op.dest, op.src, op.algorithm = 0, complete, NULL, NULL, ALGO_AUTO
         return self.collective(team, &op, stream, None if stream == NULL else team)
 
-    cdef int broadcast(self, TeamData team, void *dest, const void *src, size_t nbytes, int root, void *stream,
+    cdef int broadcast(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, int root, void *stream,
                        object keep) except -1:
-        return self.move(team, COLL_BROADCAST, dest, src, nbytes, root, stream, keep)
+        return self.move(team, COLL_BROADCAST, dtype, dest, src, nbytes, root, stream, keep)
 
-    cdef int fcollect(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
-        return self.move(team, COLL_FCOLLECT, dest, src, nbytes, 0, stream, keep)
+    cdef int fcollect(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
+                      object keep) except -1:
+        return self.move(team, COLL_FCOLLECT, dtype, dest, src, nbytes, 0, stream, keep)
 
-    cdef int alltoall(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
-        return self.move(team, COLL_ALLTOALL, dest, src, nbytes, 0, stream, keep)
+    cdef int alltoall(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
+                      object keep) except -1:
+        return self.move(team, COLL_ALLTOALL, dtype, dest, src, nbytes, 0, stream, keep)
 
-    cdef int move(self, TeamData team, int kind, void *dest, const void *src, size_t nbytes, int root, void *stream,
+    cdef int move(self, TeamData team, int kind, int dtype, void *dest, const void *src, size_t nbytes, int root, void *stream,
                   object keep) except -1:
         cdef HostOp op
-        op.kind, op.pe, op.op, op.dtype, op.count, op.nbytes = kind, root, root, NO_TYPE, nbytes, nbytes
+        op.kind, op.pe, op.op, op.dtype, op.count, op.nbytes = kind, root, root, dtype, nbytes, nbytes
         op.dest, op.src, op.complete, op.algorithm = <char *> dest, <const char *> src, False, ALGO_AUTO
         return self.collective(team, &op, stream, keep)
 
@@ -774,9 +776,12 @@ def describe(kind, arg, dtype, failed, count):
     if kind in (COLL_REDUCE, COLL_REDUCESCATTER):
         algorithm = f", algorithm {ALGORITHMS[arg >> 8]}" if arg >> 8 else ""
         return f"{name} of {count} {DTYPES[dtype].name} by {OPS[arg & 255].name}{algorithm}"
+    if kind in (COLL_BARRIER, COLL_SYNC):
+        return name
+    moved = f"{name} of {count // DTYPES[dtype].itemsize} {DTYPES[dtype].name}"
     if kind == COLL_BROADCAST:
-        return f"{name} of {count} bytes from root {arg}"
-    return name if kind in (COLL_BARRIER, COLL_SYNC) else f"{name} of {count} bytes"
+        return f"{moved} from root {arg}"
+    return f"{moved} to each PE" if kind == COLL_ALLTOALL else moved
 
 
 cdef nvsym_reduce_fn reducer(int dtype, int op) except *:

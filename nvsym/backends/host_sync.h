@@ -35,7 +35,7 @@ typedef struct nvsym_call {
     int32_t arg; /* root, or reduction operator */
     uint32_t dtype;
     uint32_t failed; /* the PE takes no part: its arguments were bad; the reason is in its stage */
-    uint64_t count;
+    uint64_t count; /* elements of a reduction; else bytes */
     int64_t src, dst; /* offsets in the region of the PE */
 } nvsym_call;
 

@@ -957,7 +957,7 @@ cdef class NvshmemBackend(Backend):
                                "make the call, or nvsym.warmup(), once before")
         return 0
 
-    cdef int broadcast(self, TeamData team, void *dest, const void *src, size_t nbytes, int root, void *stream,
+    cdef int broadcast(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, int root, void *stream,
                        object keep) except -1:
         cdef nvshmem_team_t handle
         cdef int status
@@ -969,7 +969,8 @@ cdef class NvshmemBackend(Backend):
         CHECK_NVSHMEM(status, b"nvshmemx_broadcastmem_on_stream")
         return self.gpu.mark(stream)
 
-    cdef int fcollect(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
+    cdef int fcollect(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
+                      object keep) except -1:
         cdef nvshmem_team_t handle
         cdef int status
         if self.by_kernel(<NvshmemTeam> team):
@@ -980,7 +981,8 @@ cdef class NvshmemBackend(Backend):
         CHECK_NVSHMEM(status, b"nvshmemx_fcollectmem_on_stream")
         return self.gpu.mark(stream)
 
-    cdef int alltoall(self, TeamData team, void *dest, const void *src, size_t nbytes, void *stream, object keep) except -1:
+    cdef int alltoall(self, TeamData team, int dtype, void *dest, const void *src, size_t nbytes, void *stream,
+                      object keep) except -1:
         cdef nvshmem_team_t handle
         cdef int status
         if self.by_kernel(<NvshmemTeam> team):

@@ -468,11 +468,12 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(run, tensors, opts, tensors)
 
     def _broadcast(self, t, root):
-        found = self._direct(t)
+        # As bytes where it is, too: on another rank it may go through staging memory.
+        data = self._bytes(t)
+        found = self._direct(data) if t.is_contiguous() else None
         if found is not None:
             self._do(nvsym.broadcast, found, found, root)
             return
-        data = self._bytes(t)
         step = self._step(1, 1)
         for first in range(0, max(data.numel(), 1), step):
             k = min(step, data.numel() - first)
