@@ -570,7 +570,7 @@ cdef class SHMEMBuffer:
             if not self.job.backend.device.is_host and is_gpu_tensor(other):
                 self.gpu_array(host, name, other, ptr, out)
             else:
-                host_array(host, name, other, self.element, self.count, out)
+                host_array(host, name, other, self.element, self.count, out, "an address (int), a HostBuffer, or ")
             address, keep = host.ptr, host.keep
         keep = self.keeper() if ptr == NULL else (self, keep)
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, address if out else self.ptr,

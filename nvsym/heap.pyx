@@ -332,6 +332,6 @@ cdef int meet(Agreement agreement, int call, object arguments, str what, object 
             if agreement.all[pe, i] != agreement.all[0, i]:
                 same = False
     if not same:
-        agreement.same(CALL_NAMES[call], what if call == CALL_ALLOCATE else f"number {agreement.out[3]}",
+        agreement.same(CALL_NAMES[call], what if call in (CALL_ALLOCATE, CALL_SPLIT) else f"number {agreement.out[3]}",
                        "Collective calls must be made with the same arguments on every PE")
     return 0

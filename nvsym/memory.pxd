@@ -59,7 +59,7 @@ cdef class HostArray:
     cdef object keep
     cdef bint   pinned
 
-cdef int host_array(HostArray array, str name, object obj, object element, size_t count, bint writable) except -1
+cdef int host_array(HostArray array, str name, object obj, object element, size_t count, bint writable, str others=*) except -1
 
 # The same from a DLPack tensor, which may be on `device`, and whose producer `stream` then waits for; returns its element type.
 cdef object dlpack_memory(HostArray array, str name, object producer, Device device, size_t stream, bint writable)

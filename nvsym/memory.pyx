@@ -251,7 +251,7 @@ cdef class Buffer:
             address, keep = other.ptr, other
         else:
             host = HostArray()
-            host_array(host, "src", src, self.element, self.num_elements, False)
+            host_array(host, "src", src, self.element, self.num_elements, False, "a Buffer, or ")
             address, keep = host.ptr, host.keep
         if stream is None:
             self.via.runtime.copy_now(self.via.ordinal, self.ptr, address, self.nbytes)
@@ -393,8 +393,10 @@ cdef class HostArray:
     """The memory of an array that a caller passed; `keep` keeps it alive."""
 
 
-cdef int host_array(HostArray array, str name, object obj, object element, size_t count, bint writable) except -1:
+cdef int host_array(HostArray array, str name, object obj, object element, size_t count, bint writable, str others="") except -1:
     """Fill `array` from an object with host memory: the buffer protocol, a NumPy array, or DLPack.
+
+    `others`: what else the caller takes, for the message.
 
     Raises TypeError for a wrong object or element type, ValueError for a wrong length, layout or a read-only destination.
     """
@@ -437,8 +439,7 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
             elif hasattr(obj, "__array_interface__"):
                 obj = np.asarray(obj)
             else:
-                raise TypeError(f"{name}: expected an address (int), a HostBuffer, or a C-contiguous array in host memory, "
-                                f"not {type(obj).__name__}") from None
+                raise TypeError(f"{name}: expected {others}a C-contiguous array in host memory, not {type(obj).__name__}") from None
     if obj.dtype is not element.numpy and obj.dtype != element.numpy:
         raise TypeError(f"{name}: dtype {obj.dtype} differs from {element.name}, and nothing is converted; "
                         f"use .astype({element.name!r})")
@@ -580,6 +581,8 @@ class HostBuffer(np.ndarray):
         cdef PinnedBlock block = PinnedBlock()
         element = as_dtype(dtype)
         cdef Py_ssize_t count = as_count(n, element)
+        if device is not None and not isinstance(device, Device):
+            raise TypeError(f"device: expected a Device, not {type(device).__name__}")
         block.device = default_device() if device is None else device
         block.nbytes = max(count * <Py_ssize_t> element.itemsize, 1)
         block.ptr = block.device.runtime.alloc_pinned(block.device.ordinal, block.nbytes)

@@ -6,6 +6,7 @@ After `MulticastPool` of Modular's MAX.
 
 import logging
 from collections.abc import Sequence
+from operator import index
 
 from .device import Device
 from .pool import SymmetricPool
@@ -40,7 +41,16 @@ class MulticastPool:
         -------
         int
             0 where no pool should be made: fewer than `MIN_DEVICES` devices, nothing to hold, or more than `MAX_BYTES`.
+
+        Raises
+        ------
+        TypeError
+            Naming the argument that is no whole number.
         """
+        num_devices = _number(num_devices, "num_devices")
+        num_tokens = _number(num_tokens, "num_tokens")
+        hidden_size = _number(hidden_size, "hidden_size")
+        itemsize = _number(itemsize, "itemsize")
         if num_devices < cls.MIN_DEVICES or min(num_tokens, hidden_size, itemsize) <= 0:
             return 0
         nbytes = num_tokens * hidden_size * itemsize
@@ -69,3 +79,10 @@ class MulticastPool:
         except RuntimeError as error:
             _log.warning("nvsym: no multicast pool, going on with peer pointers: %s", error)
             return None
+
+
+def _number(value, name):
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected a whole number, not {type(value).__name__}") from None

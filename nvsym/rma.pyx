@@ -59,7 +59,7 @@ cdef void *local_memory(object obj, str name, SHMEMBuffer like, bint writable, K
         host_side[0] = plain.device.is_host
         return plain.ptr
     host = HostArray()
-    host_array(host, name, obj, like.element, like.count, writable)
+    host_array(host, name, obj, like.element, like.count, writable, "a SHMEMBuffer, a Buffer, or ")
     if keep is not None:
         keep.obj = host.keep
     host_side[0] = True

@@ -92,8 +92,10 @@ cdef class Team:
         """
         self.check()
         error = None
+        cdef str what = "split_strided()"
         try:
             start, stride, size = _number(start, "start"), _number(stride, "stride"), _number(size, "size")
+            what = f"split_strided(start={start}, stride={stride}, size={size})"
             last = start + (size - 1) * stride
             if size < 1:
                 raise ValueError(f"size: {size} is below one")
@@ -105,9 +107,9 @@ cdef class Team:
         except Exception as e:
             error = e
             start = stride = size = 0
-        meet(self.agreement, CALL_SPLIT, (_fold(start, stride, size), 0), "split_strided()", error)
+        meet(self.agreement, CALL_SPLIT, (_fold(start, stride, size), 0), what, error)
         members = [start + i * stride for i in range(size)]
-        return self.subset(members, f"{self.name}[{start}:{stride}x{size}]", "split_strided()")
+        return self.subset(members, f"{self.name}[{start}:{stride}x{size}]", what)
 
     def split_2d(self, xrange):
         """Teams of the rows and columns of this team's PEs laid out in rows of `xrange`; collective over this team.
@@ -124,20 +126,22 @@ cdef class Team:
         """
         self.check()
         error = None
+        cdef str what = "split_2d()"
         try:
             xrange = _number(xrange, "xrange")
+            what = f"split_2d(xrange={xrange})"
             if xrange < 1:
                 raise ValueError(f"xrange: {xrange} is below one")
         except Exception as e:
             error = e
             xrange = 0
-        meet(self.agreement, CALL_SPLIT, (_fold(xrange, 0, -1), 0), "split_2d()", error)
+        meet(self.agreement, CALL_SPLIT, (_fold(xrange, 0, -1), 0), what, error)
         cdef int n = self.data.n_pes, me = self.data.my_pe
         cdef Team x, y
         row, column = me // xrange, me % xrange
-        x = self.subset([pe for pe in range(n) if pe // xrange == row], f"{self.name}.x{row}", "split_2d()")
+        x = self.subset([pe for pe in range(n) if pe // xrange == row], f"{self.name}.x{row}", what)
         try:
-            y = self.subset([pe for pe in range(n) if pe % xrange == column], f"{self.name}.y{column}", "split_2d()")
+            y = self.subset([pe for pe in range(n) if pe % xrange == column], f"{self.name}.y{column}", what)
         except Exception:
             x.leave("split_2d() failed")    # on every PE
             raise

@@ -455,6 +455,11 @@ def test_bad_arrays_are_refused_before_anything_moves(ctx):
     stream.synchronize()
     nvsym.barrier_all()
     assert b.to_numpy().tolist() == [5] * 6
+    # An address is named where it is taken.
+    with pytest.raises(TypeError, match=r"^src: expected an address \(int\), .*, not list$"):
+        b.enqueue_copy_from([0.0] * 6)
+    with pytest.raises(TypeError, match=r"^dst: expected an address \(int\), .*, not list$"):
+        b.enqueue_copy_to([0.0] * 6)
     for address in (0, -1, 1 << 64, 1 << 200):
         with pytest.raises(ValueError, match=r"^(src|dst): "):
             b.enqueue_copy_from(address)
@@ -472,7 +477,7 @@ def test_from_numpy_refuses_on_every_pe(ctx):
         (TypeError, np.zeros(6, "f8"), "array"),
         (ValueError, np.zeros(12, "f4")[::2], "array"),
         (TypeError, None, "array"),
-        (TypeError, [1.0] * 6, "array"),
+        (TypeError, [1.0] * 6, "array: expected a C-contiguous array in host memory, not list"),
         (TypeError, np.zeros(6, object), "array"),
     ):
         with refused(ctx, error, word, "PE 1"):

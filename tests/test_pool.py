@@ -318,6 +318,14 @@ def test_policy():
     assert capacity(3, 1024, 8192) == capacity(8, 0, 8192) == capacity(8, 5, -1) == 0
     assert capacity(8, 1 << 15, 8192) == 512 << 20
     assert capacity(8, (1 << 15) + 1, 8192) == 0
+    for arguments, name in (
+        (("a", 1, 2), "num_devices"),
+        ((8, 1.5, 2), "num_tokens"),
+        ((8, 1, "2"), "hidden_size"),
+        ((8, 1, 2, None), "itemsize"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: expected a whole number, not "):
+            capacity(*arguments)
     assert nvsym.MulticastPool.allocate_or_none([nvsym.Device.cpu()] * 2, 0) is None
     with pytest.raises(TypeError):
         nvsym.MulticastPool()

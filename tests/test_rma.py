@@ -225,6 +225,11 @@ BAD = {
     "not contiguous": (lambda b, a: (b, np.zeros(20, np.float32)[::2], 0), ValueError, "source.*contiguous"),
     "a list": (lambda b, a: (b, [0.0] * 10, 0), TypeError, "source.*list"),
     "None": (lambda b, a: (b, None, 0), TypeError, "source"),
+    "an address": (
+        lambda b, a: (b, a.ctypes.data, 0),
+        TypeError,
+        "^source: expected a SHMEMBuffer, a Buffer, or a C-contiguous array in host memory, not int$",
+    ),
     "pe below": (lambda b, a: (b, a, -1), ValueError, "pe: -1"),
     "pe above": (lambda b, a: (b, a, nvsym.n_pes()), ValueError, r"pe: \d is not in 0\.\."),
     "pe far above": (lambda b, a: (b, a, 1 << 40), ValueError, r"pe: 1099511627776 is not in 0\.\."),

@@ -152,13 +152,27 @@ def test_bad_splits_raise_on_all(ctx):
 @NODES
 def test_splits_that_differ_raise_on_all(ctx):
     me, n, world = ctx.my_pe(), ctx.n_pes(), nvsym.TEAM_WORLD
-    for call in (
-        lambda: world.split_strided(0, 1, 1 + (me == 1)),
-        lambda: world.split_2d(1 + (me == 1)),
-        lambda: world.split_2d(1) if me == 1 else world.split_strided(0, 1, 1),
-        lambda: nvsym.collect() if me == 1 else world.split_strided(0, 1, 1),
+    others = r"PE 0.*: "  # and those that called as it did
+    for call, text in (
+        (
+            lambda: world.split_strided(0, 1, 1 + (me == 1)),
+            rf"{others}'split_strided\(start=0, stride=1, size=1\)'; PE 1.*: 'split_strided\(start=0, stride=1, size=2\)'",
+        ),
+        (
+            lambda: world.split_strided(0, 1 - 2 * (me == 1), 1),
+            rf"{others}'split_strided\(start=0, stride=1, size=1\)'; PE 1.*: 'split_strided\(start=0, stride=-1, size=1\)'",
+        ),
+        (lambda: world.split_2d(1 + (me == 1)), rf"{others}'split_2d\(xrange=1\)'; PE 1.*: 'split_2d\(xrange=2\)'"),
+        (
+            lambda: world.split_2d(1) if me == 1 else world.split_strided(0, 1, 1),
+            rf"{others}'split_strided\(start=0, stride=1, size=1\)'; PE 1.*: 'split_2d\(xrange=1\)'",
+        ),
+        (
+            lambda: nvsym.collect() if me == 1 else world.split_strided(0, 1, 1),
+            r"PE 0.*a team's split; PE 1.*collect\(\)",
+        ),
     ):
-        with pytest.raises(nvsym.CollectiveError, match="PE"):
+        with pytest.raises(nvsym.CollectiveError, match=text):
             call()
     # Bad on one PE only: its reason, on all.
     with pytest.raises(ValueError, match=f"failed on 1 of {n} PEs.*PE 1 .*size: 0"):
