@@ -238,6 +238,32 @@ def test_all_reduce_forms(ctx, group):
 
 
 @PES
+@pytest.mark.parametrize("lay_out", [lambda t: t[::2], lambda t: t.view(2, 10).t()], ids=["every second", "transposed"])
+def test_tensors_that_are_not_contiguous(ctx, group, lay_out):
+    """Their elements are moved, and what lies between them stays."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        source = ranked((20,), me, dtype)
+        everyone = [ranked((20,), rank, dtype) for rank in range(n)]
+        t = source.clone()
+        dist.broadcast(lay_out(t), src=n - 1)
+        expected = source.clone()
+        lay_out(expected).copy_(lay_out(everyone[n - 1]))
+        assert same_tensors(t, expected)
+        gathered = [torch.zeros(20, dtype=dtype) for _ in range(n)]
+        dist.all_gather([lay_out(one) for one in gathered], lay_out(source))
+        for rank, one in enumerate(gathered):
+            expected = torch.zeros(20, dtype=dtype)
+            lay_out(expected).copy_(lay_out(everyone[rank]))
+            assert same_tensors(one, expected)
+        t = source.clone()
+        dist.all_reduce(lay_out(t), dist.ReduceOp.MAX)
+        expected = source.clone()
+        lay_out(expected).copy_(torch.stack([lay_out(one) for one in everyone]).amax(0))
+        assert same_tensors(t, expected)
+
+
+@PES
 def test_symmetric_tensors_are_used_where_they_are(ctx, group, monkeypatch):
     import nvsym.torch as nt
     from nvsym.torch.staging import Place

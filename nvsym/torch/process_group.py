@@ -360,7 +360,7 @@ class ProcessGroup(dist.ProcessGroup):
     @staticmethod
     def _bytes(t):
         """A tensor's elements as bytes: its own memory where it is contiguous, else a copy."""
-        return t.reshape(-1).view(torch.uint8)
+        return t.contiguous().reshape(-1).view(torch.uint8)
 
     def _check_list(self, one, many, name):
         if len(many) != self._size:
