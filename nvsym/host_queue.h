@@ -282,14 +282,14 @@ static int hq_ticket_done(uint64_t ticket)
  * looks anew. */
 static int hq_drain_all_for(uint64_t ticket, long milliseconds)
 {
-    const long pause_us = 20;
-    struct timespec pause = {0, pause_us * 1000};
-    for (long i = 0; i < milliseconds * 1000 / pause_us; i++) {
-        if (hq_ticket_done(ticket))
-            return 1;
+    struct timespec end = hq_in(milliseconds), now, pause = {0, 20000};
+    while (!hq_ticket_done(ticket)) {
         nanosleep(&pause, NULL);
+        clock_gettime(CLOCK_REALTIME, &now);
+        if (now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec))
+            return 0;
     }
-    return hq_ticket_done(ticket);
+    return 1;
 }
 
 static int hq_is_registered(const void *p)
