@@ -572,7 +572,7 @@ cdef class SHMEMBuffer:
             else:
                 host_array(host, name, other, self.element, self.count, out, "an address (int), a HostBuffer, or ")
             address, keep = host.ptr, host.keep
-        keep = self.keeper() if ptr == NULL else (self, keep)
+        keep = self.keeper() if ptr == NULL else (self, keep, self.keeper())
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, address if out else self.ptr,
                                       self.ptr if out else address, self.count * self.item, ptr, keep)
         return 0

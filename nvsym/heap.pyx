@@ -25,6 +25,9 @@ from .allocator cimport Allocator
 from .backend cimport Backend
 from .memory cimport MemoryOwner
 
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
 cdef enum:
     SETTLE_AT = 32      # blocks that every PE has dropped, at which an allocation settles though it need not
 
@@ -265,6 +268,7 @@ cdef class Heap:
         began = time.monotonic()
         while not self.backend.runtime.ticket_done(ticket) and time.monotonic() - began < limit:
             time.sleep(1e-4)
+            PyErr_CheckSignals()
         self.backend.runtime.reap()
         return 0
 

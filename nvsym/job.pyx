@@ -66,6 +66,7 @@ cdef class Job:
         except BaseException:
             self.backend.set_exiting(EXIT_NONE)
             raise
+        # The others end the job now, so it ends here, too: what fails or interrupts a step is raised after the last one.
         withdraw()
         self.take_failures()
         self.heap.close("nvsym.finalize() has been called", NotInitializedError)
@@ -73,16 +74,17 @@ cdef class Job:
         while self.teams:
             # Every member has made its teams in the same order, so this order suits all.
             data, agreement = self.teams.pop(0)
-            self.backend.destroy_team(data)
-            if agreement is not self.agreement:
-                (<Agreement> agreement).comm.Free()
+            try:
+                self.backend.destroy_team(data)
+                if agreement is not self.agreement:
+                    (<Agreement> agreement).comm.Free()
+            except BaseException as error:
+                self.close_failures.append(error)
         try:
             self.backend.stop(self.agreement)
-        except Exception:
-            raise
+            self.agreement.comm.Free()
         except BaseException as error:
             self.close_failures.append(error)
-        self.agreement.comm.Free()
         return 0
 
     cdef int take_failures(self) except -1:
@@ -99,7 +101,7 @@ cdef class Job:
         while self.closers:
             try:
                 self.close_failures += self.closers.pop()() or []
-            except BaseException as error:      # an interrupt, too: the others have ended the job
+            except BaseException as error:
                 self.close_failures.append(error)
         return 0
 
@@ -151,6 +153,9 @@ cdef int close_job() except -1:
     job.close()
     _job = None
     _ended = "nvsym.finalize() has been called"
+    for failure in job.close_failures:
+        if not isinstance(failure, Exception):
+            raise failure
     if job.close_failures:
         raise job.close_failures[0]
     return 0

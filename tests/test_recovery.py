@@ -209,13 +209,24 @@ summed()
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("copy", ["b.to_numpy()", "b.enqueue_copy_to(out)", "b.enqueue_copy_from(out)", "b.fill(1)"])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "b.to_numpy()",
+        "b.enqueue_copy_to(out)",
+        "b.enqueue_copy_from(out)",
+        "b.fill(1)",
+        "b.enqueue_copy_to(out, stream=own); own.synchronize()",
+        "b.enqueue_copy_from(out, stream=own); own.synchronize()",
+        "nvsym.put(b, out, me, stream=own); own.synchronize()",
+    ],
+)
 def test_copies_of_a_thread_while_the_job_ends(mpirun, copy):
     """Long copies give up the GIL: the memory stays until they are done."""
     run(
         mpirun, 2,
         f"""
-b, out = F.full(1 << 19, me), np.empty(1 << 19, np.float32)
+b, out, own = F.full(1 << 19, me), np.empty(1 << 19, np.float32), nvsym.Stream()
 began = threading.Event()
 
 def copies():
@@ -269,16 +280,15 @@ if me == 1:
     held()
     del big
     # There is no room before the block is free, for which the stream is waited for.
-    assert interrupted(lambda: nvsym.SHMEMBuffer["uint8"](3 << 20)) < 2
+    assert interrupted(lambda: nvsym.SHMEMBuffer["uint8"](3 << 20)) < 1
 else:
     del big
     print(outcome(lambda: nvsym.SHMEMBuffer["uint8"](3 << 20)))
 for _ in range(2):
     print(outcome(lambda: nvsym.SHMEMBuffer["uint8"](10)))
+time.sleep(2 if me == 1 else 0)
 print(outcome(nvsym.barrier_all), flush=True)
-if me == 0:
-    nvsym.signal_op(gate, 1, 1)
-stream.synchronize()
+outcome(stream.synchronize)     # whose wait may have lasted for its limit
 time.sleep(0.5)
 os._exit(0)
 """,

@@ -264,6 +264,25 @@ def test_tensors_that_are_not_contiguous(ctx, group, lay_out):
 
 
 @PES
+def test_tensors_whose_elements_share_memory(ctx, group):
+    """They can be sent, but not written: all ranks are told before anything is moved, and go on in step."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    shared = torch.tensor([float(me)]).expand(6)
+    if n > 1:
+        with pytest.raises(ValueError if me else nvsym.CollectiveError, match="share memory"):
+            dist.broadcast(torch.zeros(6) if me == 0 else shared, src=0)
+    with pytest.raises(ValueError, match="share memory"):
+        dist.all_reduce(shared)
+    t = shared if me == 0 else torch.zeros(6)
+    dist.broadcast(t, src=0)
+    assert t.eq(0).all()
+    for k in range(3):
+        t = torch.full((6,), me + k + 1.0)
+        dist.all_reduce(t)
+        assert t.eq(n * (n + 1) / 2 + k * n).all()
+
+
+@PES
 def test_symmetric_tensors_are_used_where_they_are(ctx, group, monkeypatch):
     import nvsym.torch as nt
     from nvsym.torch.staging import Place

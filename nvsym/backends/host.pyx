@@ -335,6 +335,9 @@ cdef class HostBackend(Backend):
             self.segment = None
 
     cdef int stop(self, Agreement agreement) except -1:
+        # What other threads have enqueued since the PEs were drained uses the memory, too; what it waits for no longer comes.
+        nvsym_store32(&self.state.closing, 1)
+        self.host.drain_all(-1)
         if self.inter is not None:
             comm = self.inter.comm
             self.inter.close()
@@ -349,7 +352,6 @@ cdef class HostBackend(Backend):
     def _await_threads(self):
         """Tell threads that wait on the default stream that the memory goes; whether they have left in time."""
         cdef int i
-        nvsym_store32(&self.state.closing, 1)
         for i in range(PATIENCE):    # no-cython-lint
             if self.running == 0:
                 return True

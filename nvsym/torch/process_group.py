@@ -151,8 +151,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     # ---- how calls are made -----------------------------------------------------------------------------------------
 
-    def _submit(self, run, tensors, opts, result, blocks=False):
-        """Check the tensors, and carry out `run()` in its place in the order of the group."""
+    def _submit(self, run, tensors, opts, result, blocks=False, written=None):
+        """Check the tensors, and carry out `run()` in its place in the order of the group; `written`: if not all of `result`."""
         cuda = False
         for t in tensors:
             if t.layout is not torch.strided:
@@ -169,6 +169,9 @@ class ProcessGroup(dist.ProcessGroup):
                 t.record_stream(self._line.stream)
             elif t.device.type != "cpu":
                 raise ValueError(f"nvsym: a tensor on {t.device}; there are CPU and CUDA tensors")
+        for t in result if written is None else written:
+            if t.numel() and any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True)):
+                raise ValueError("nvsym: a tensor whose elements share memory cannot be written; clone() it")
         later = getattr(opts, "asyncOp", True)
 
         def guarded():
@@ -286,7 +289,7 @@ class ProcessGroup(dist.ProcessGroup):
                 else:
                     self._reduce(t, None, op, avg)
 
-        return self._submit(run, tensors, opts, tensors)
+        return self._submit(run, tensors, opts, tensors, written=tensors if opts.rootRank == self._rank else [])
 
     def _reduce_scatter(self, dest, source, op, avg):
         n, count, item = self._size, dest.numel(), dest.element_size()
@@ -433,7 +436,8 @@ class ProcessGroup(dist.ProcessGroup):
             for outputs, source in zip(output_lists, inputs, strict=True):
                 self._gather_into(outputs, source)
 
-        return self._submit(run, [*inputs, *[t for outputs in output_lists for t in outputs]], opts, output_lists)
+        written = [t for outputs in output_lists for t in outputs]
+        return self._submit(run, [*inputs, *written], opts, output_lists, written=written)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
         """Gather several tensors of all ranks; a list of each rank's."""
@@ -453,7 +457,8 @@ class ProcessGroup(dist.ProcessGroup):
             else:
                 self._gather(None, inputs[0])
 
-        return self._submit(run, [*inputs, *(output_lists[0] if root else [])], opts, output_lists)
+        written = output_lists[0] if root else []
+        return self._submit(run, [*inputs, *written], opts, output_lists, written=written)
 
     @_collective
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
@@ -465,10 +470,10 @@ class ProcessGroup(dist.ProcessGroup):
             for t in tensors:
                 self._broadcast(t, root)
 
-        return self._submit(run, tensors, opts, tensors)
+        return self._submit(run, tensors, opts, tensors, written=[] if root == self._rank else tensors)
 
     def _broadcast(self, t, root):
-        # As bytes where it is, too: on another rank it may go through staging memory.
+        # As bytes where it is, too: as the others see it, for whom a short one may go through staging memory.
         data = self._bytes(t)
         found = self._direct(data) if t.is_contiguous() else None
         if found is not None:
