@@ -61,10 +61,12 @@ def format_size(nbytes):
     return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
 
 
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 def _parse_bool(text):
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     try:
-        return known[text.strip().lower()]
+        return _TRUTH[text.strip().lower()]
     except KeyError:
         raise ValueError(f"{text!r} is neither 1 nor 0") from None
 
@@ -184,7 +186,7 @@ SETTINGS = {
 # The switches of nvsym and of others that keep a machine from multicast, and whether a value of theirs is the one that does.
 _OFF = ("0", "false", "f", "no", "n", "off")
 _MULTICAST_SWITCHES = {
-    "NVSYM_DISABLE_MULTICAST": lambda text: text not in ("0", "false", "no", "off"),  # as _parse_bool
+    "NVSYM_DISABLE_MULTICAST": lambda text: _TRUTH.get(text, True),  # of others more mean no
     "NVSHMEM_DISABLE_NVLS": lambda text: text not in _OFF,
     "NCCL_NVLS_ENABLE": lambda text: text in _OFF,
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": lambda text: text not in _OFF,

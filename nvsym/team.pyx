@@ -196,19 +196,15 @@ cdef class Team:
     def subset(self, list members, str name, str what):
         """The team of some of this team's PEs, each of which gives the same list; all PEs of this team call it."""
         cdef Team team = None
-        error = None
-        comm = None
-        if self.data.my_pe in members:
-            comm = self.communicator(members)
-            try:
-                team = self.join(comm, members, name)
-            except Exception as e:
-                error = e
-            except BaseException as e:
-                self.agreement.left(what, e)
-                raise
+        comm = self.communicator(members) if self.data.my_pe in members else None
+
+        def join():
+            nonlocal team
+            if comm is not None:
+                team = self.join(comm, members, name)    # no-cython-lint
+
         try:
-            self.agreement.vote(what, error)
+            self.agreement.attempt(what, join)
         except Exception:
             if team is not None:
                 self.job.backend.destroy_team(team.data)

@@ -350,7 +350,7 @@ cdef class HostBackend(Backend):
         return 0
 
     def _await_threads(self):
-        """Tell threads that wait on the default stream that the memory goes; whether they have left in time."""
+        """Whether the threads that were in a call on the default stream have left it in time; `closing` ends their waits."""
         cdef int i
         for i in range(PATIENCE):    # no-cython-lint
             if self.running == 0:

@@ -473,9 +473,9 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(run, tensors, opts, tensors, written=[] if root == self._rank else tensors)
 
     def _broadcast(self, t, root):
-        # As bytes where it is, too: as the others see it, for whom a short one may go through staging memory.
+        # As bytes where it is, too: on another rank a short one may go through staging memory.
         data = self._bytes(t)
-        found = self._direct(data) if t.is_contiguous() else None
+        found = self._direct(data)
         if found is not None:
             self._do(nvsym.broadcast, found, found, root)
             return
