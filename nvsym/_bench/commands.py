@@ -11,7 +11,7 @@ import numpy as np
 from .. import _settings
 from .._names import choose
 from .bench import Bench, describe_machine, forbid_multicast
-from .data import ATOMICS, Shape
+from .data import ATOMICS, COLLECTIVES, Shape
 from .gpu_sampling import GPU_METHOD
 from .init import INIT_METHOD, measure_init
 from .options import COMMANDS, EPILOG, SIZED, make_parser
@@ -73,7 +73,7 @@ class _Row:
     alone: bool = False  # of nvsym only
 
 
-def _rows(command, options, on_gpus):
+def _rows(command, options, on_gpus, n_pes):
     """The rows of a benchmark, those of an element type together."""
     modes = {"no": (False,), "only": (True,), "both": (False, True)}[getattr(options, "graph", "no")]
     if any(modes) and not on_gpus:
@@ -110,8 +110,11 @@ def _rows(command, options, on_gpus):
                         {"clock": "complete"},
                     )
         else:
+            blocks = command in COLLECTIVES
+            method, arguments = ("collective", (command,)) if blocks else (command, ())
             for graph in modes:
-                rows += _sizes(command, options, dtype, {"mode": _mode(graph)}, (), {"graph": graph})
+                columns, how = {"mode": _mode(graph)}, {"graph": graph}
+                rows += _sizes(method, options, dtype, columns, arguments, how, n_pes if blocks else 1)
     for row in rows:
         row.dtype = row.arguments[-1].dtype
     return rows
@@ -131,14 +134,14 @@ def _atomics(options, dtype):
     ]  # fmt: skip
 
 
-def _sizes(command, options, dtype, columns, arguments, how):
-    """A row for each size; where two come to the same number of elements, one."""
+def _sizes(method, options, dtype, columns, arguments, how, blocks=1):
+    """A row for each size, in so many equal blocks; where two come to the same number of elements, one."""
     rows: list[_Row] = []
     size = float(options.b)
     algorithms = getattr(options, "algorithm", ["auto"])
     while round(size) <= options.e:
         shape = Shape(
-            max(1, round(size) // dtype.itemsize),
+            max(1, round(size) // dtype.itemsize // blocks) * blocks,
             dtype,
             getattr(options, "op", "sum"),
             algorithms[0],
@@ -149,7 +152,7 @@ def _sizes(command, options, dtype, columns, arguments, how):
         if not rows or rows[-1].nbytes != shape.nbytes:
             own = {**columns, "dtype": dtype.name, "bytes": shape.nbytes, "count": shape.count}
             alone = len(rows) % options.vs_every != 0
-            rows.append(_Row(own, command, (*arguments, shape), shape.nbytes, how=how, alone=alone))
+            rows.append(_Row(own, method, (*arguments, shape), shape.nbytes, how=how, alone=alone))
         size *= options.f
     return rows
 
@@ -228,7 +231,7 @@ def _measure(bench, command, options):
         if bench.is_first:
             print("python -m nvsym bench latency: needs 2 PEs; start it by mpirun -n 2", file=sys.stderr)
         return 1
-    rows = _rows(command, options, bench.on_gpus)
+    rows = _rows(command, options, bench.on_gpus, bench.n_pes)
     report = _report(bench, command, options)
     peers = [library.name for library in bench.libraries[1:]]
     printer = None
@@ -288,8 +291,17 @@ def _shown(rows):
 def _rates(command, first, report):
     if first.nbytes is None or command == "latency":
         return []
-    rates = ["GB_per_s", "bus_GB_per_s"] if command == "allreduce" else ["GB_per_s"]
+    rates = ["GB_per_s", "bus_GB_per_s"] if command in ("allreduce", *COLLECTIVES) else ["GB_per_s"]
     return [*rates, "floor_us"] if command == "allreduce" and report.get("references") else rates
+
+
+def _bus_factor(command, n_pes):
+    """Bytes over bus bandwidth as nccl-tests has it: what each PE has to send or receive at least, whatever the algorithm."""
+    if command == "broadcast":
+        return 1.0
+    if command in COLLECTIVES:
+        return (n_pes - 1) / n_pes
+    return 2 * (n_pes - 1) / n_pes if command == "allreduce" else None
 
 
 def _result(command, row, bench, series, reasons, report):
@@ -297,12 +309,12 @@ def _result(command, row, bench, series, reasons, report):
     result = {**row.columns, "nvsym": own.as_dict(), "peers": {}, "unavailable": reasons}
     if row.nbytes is not None and command != "latency":
         result["nvsym"]["GB_per_s"] = row.nbytes / own.median / 1e9
-        if command == "allreduce":
-            # The bus bandwidth of nccl-tests: what each PE has to send at least, whatever the algorithm.
-            result["nvsym"]["bus_GB_per_s"] = result["nvsym"]["GB_per_s"] * 2 * (bench.n_pes - 1) / bench.n_pes
-            if report.get("references"):
-                floor = bench.floor(report["references"], row.nbytes)
-                result["nvsym"]["floor_us"] = None if floor is None else floor * 1e6
+        factor = _bus_factor(command, bench.n_pes)
+        if factor is not None:
+            result["nvsym"]["bus_GB_per_s"] = result["nvsym"]["GB_per_s"] * factor
+        if command == "allreduce" and report.get("references"):
+            floor = bench.floor(report["references"], row.nbytes)
+            result["nvsym"]["floor_us"] = None if floor is None else floor * 1e6
     for name, one in series.items():
         if name != "nvsym":
             result["peers"][name] = {**one.as_dict(), "ratio": own.median / one.median}

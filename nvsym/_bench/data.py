@@ -7,9 +7,23 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ATOMICS", "Shape", "expected_bytes", "pattern", "reduced", "same"]
+__all__ = [
+    "ATOMICS",
+    "COLLECTIVES",
+    "Shape",
+    "arrived",
+    "arriving",
+    "expected_bytes",
+    "operands",
+    "pattern",
+    "reduced",
+    "same",
+]  # fmt: skip
 
 ATOMICS = ("fetch", "set", "add", "fetch_add", "inc", "swap", "compare_swap", "and", "or", "xor")
+
+# Those that have a block for each PE, and their bus bandwidth by nccl-tests: bytes, times (n - 1) / n but for a broadcast.
+COLLECTIVES = ("broadcast", "fcollect", "alltoall", "reducescatter")
 
 _UFUNCS = {
     "sum": np.add,
@@ -46,13 +60,45 @@ def pattern(count, dtype, pe):
     return ((np.arange(count) + pe) % _PERIOD).astype(dtype)
 
 
-def reduced(count, dtype, op, n_pes):
-    """What a reduction of the patterns of `n_pes` PEs gives, in a type wide enough to compare with."""
+def reduced(count, dtype, op, n_pes, first=0):
+    """What a reduction of the patterns of `n_pes` PEs gives from element `first` on, in a type wide enough to compare with."""
     wide = dtype if dtype.kind in "biu" else np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
-    total = pattern(count, wide, 0)
+    total = pattern(count, wide, first)
     for pe in range(1, n_pes):
-        total = _UFUNCS[op](total, pattern(count, wide, pe))
+        total = _UFUNCS[op](total, pattern(count, wide, first + pe))
     return total
+
+
+def operands(name, count, n_pes):
+    """The elements of dest and of source of one of `COLLECTIVES`, where the larger has `count`."""
+    block = count // n_pes
+    return {"fcollect": (count, block), "reducescatter": (block, count)}.get(name, (count, count))
+
+
+def arriving(name, shape, me, n_pes):
+    """What one of `COLLECTIVES` (the broadcast from PE 0) leaves in dest of PE `me`, where PE i has sent its pattern.
+
+    Returns
+    -------
+    list of (int, int, tuple)
+        The first element, how many, and what they are for `expected_bytes`.
+    """
+    block = shape.count // n_pes
+    if name == "broadcast":
+        return [(0, shape.count, ("pattern", 0))]
+    if name == "reducescatter":
+        return [(0, block, ("reduced", shape.op, n_pes, me * block % _PERIOD))]
+    first = me * block if name == "alltoall" else 0  # of the block that the others have for this PE
+    return [(pe * block, block, ("pattern", (first + pe) % _PERIOD)) for pe in range(n_pes)]
+
+
+def arrived(name, shape, me, n_pes, found):
+    """Whether an array holds what `arriving` says."""
+    make: Any = {"pattern": pattern, "reduced": reduced}
+    return all(
+        same(found[first : first + count], make[kind](count, shape.dtype, *arguments))
+        for first, count, (kind, *arguments) in arriving(name, shape, me, n_pes)
+    )
 
 
 @lru_cache(maxsize=4)
@@ -65,7 +111,7 @@ def expected_bytes(kind, dtype, nbytes, *arguments):
     dtype : numpy.dtype
     nbytes : int
     *arguments
-        pe; or op and n_pes.
+        pe; or op, n_pes and the first element.
 
     Returns
     -------

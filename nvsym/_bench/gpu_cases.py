@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the cases of every library on GPUs have in common."""
 
-from .data import Shape
+from .data import Shape, arriving
 from .gpu import Gpu
 from .sampling import Case, PeerUnavailableError
 
@@ -62,6 +62,19 @@ class GpuCases:
             more |= {"in_place": True, "reset": lambda: self.gpu.copy(dest, source, shape.nbytes)}
         return self._case(call, at=dest, shape=shape, expected=self._reduced(shape), **more)
 
+    def _collective_case(self, call, name, shape, at, **more):
+        """A case of one of `COLLECTIVES` that leaves its result at an address."""
+        item, parts = shape.dtype.itemsize, arriving(name, shape, self.me, self.n)
+
+        def check():
+            return all(
+                self.gpu.matches(at + first * item, count, shape.dtype, *expected) for first, count, expected in parts
+            )
+
+        size = sum(count for _, count, _ in parts) * item
+        more.setdefault("reset", lambda: self.gpu.wipe(at, size))
+        return self._case(call, check=check, **more)
+
     def _reduced(self, shape: Shape):
         return ("reduced", shape.op, self.n)
 
@@ -82,6 +95,10 @@ class GpuCases:
     def allreduce(self, shape: Shape):
         """An allreduce over all PEs."""
         self._missing("no allreduce")
+
+    def collective(self, name, shape: Shape):
+        """One of `COLLECTIVES`; the broadcast from PE 0."""
+        self._missing(f"no {name}")
 
     def barrier(self, shape: Shape):
         """A barrier of all PEs."""

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from .data import Shape, pattern, reduced, same
+from .data import Shape, arrived, operands, pattern, reduced, same
 from .sampling import Case, PeerUnavailableError
 
 __all__ = ["Mpi4pyCases", "mpi_library"]
@@ -160,6 +160,26 @@ class Mpi4pyCases:
         source = [pattern(shape.count, shape.dtype, self.me), datatype]
         call = partial(self.comm.Allreduce, source, [result, datatype], self._op(shape.op))
         return [self._case("", call, lambda: same(result, reduced(shape.count, shape.dtype, shape.op, self.n)))]
+
+    def collective(self, name, shape: Shape):
+        """`Bcast` (in place), `Allgather`, `Alltoall` and `Reduce_scatter_block` of NumPy arrays."""
+        datatype = self._bytes_or_type(shape.dtype) if name != "reducescatter" else self._datatype(shape.dtype)
+        if name == "reducescatter" and shape.dtype.kind == "b":
+            raise PeerUnavailableError("mpi4py: MPI reduces bool by other operators")
+        dest_count, source_count = operands(name, shape.count, self.n)
+        dest, source = np.zeros(dest_count, shape.dtype), pattern(source_count, shape.dtype, self.me)
+        out, into = [source, datatype], [dest, datatype]
+        if name == "broadcast":
+            if self.me == 0:
+                dest[:] = source
+            call = partial(self.comm.Bcast, into, 0)
+        elif name == "fcollect":
+            call = partial(self.comm.Allgather, out, into)
+        elif name == "alltoall":
+            call = partial(self.comm.Alltoall, out, into)
+        else:
+            call = partial(self.comm.Reduce_scatter_block, out, into, self._op(shape.op))
+        return [self._case("", call, lambda: arrived(name, shape, self.me, self.n, dest))]
 
     def barrier(self, shape: Shape):
         """`Barrier`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NCCL's allreduce, called from C on plain memory of the GPUs."""
+"""NCCL's collectives, called from C on plain memory of the GPUs."""
 
 import ctypes
 import importlib.util
@@ -102,12 +102,32 @@ class NcclCases(GpuCases):
             self._check("ncclCommDestroy", self.comm)
             self.comm = ctypes.c_void_p()
 
-    def allreduce(self, shape: Shape):
+    def _call(self, function, *arguments):
+        address = address_of(self.library, function)
+        if address == 0:
+            self._missing(f"this version has no {function}")
+        return NativeCalls().add(function, address, *arguments, self.comm.value or 0, self.gpu.stream, status=True)
+
+    def _type(self, shape, reduces):
         name = as_dtype(shape.dtype).name
-        if name not in _TYPES or shape.op not in _OPS:
-            self._missing(f"no {shape.op} of {name}")
-        calls = NativeCalls().add(
-            "ncclAllReduce", address_of(self.library, "ncclAllReduce"), self.dest if shape.in_place else self.source,
-            self.dest, shape.count, _TYPES[name], _OPS[shape.op], self.comm.value or 0, self.gpu.stream, status=True,
+        if name not in _TYPES or (reduces and shape.op not in _OPS):
+            self._missing(f"no {shape.op} of {name}" if reduces else f"no element type {name}")
+        return _TYPES[name]
+
+    def allreduce(self, shape: Shape):
+        source = self.dest if shape.in_place else self.source
+        calls = self._call(
+            "ncclAllReduce", source, self.dest, shape.count, self._type(shape, True), _OPS[shape.op]
         )  # fmt: skip
         return [self._allreduce_case(calls, shape, self.dest, self.source, variant="ncclAllReduce")]
+
+    def collective(self, name, shape: Shape):
+        block, kind = shape.count // self.n, self._type(shape, name == "reducescatter")
+        function, *arguments = {
+            "broadcast": ("ncclBroadcast", shape.count, kind, 0),
+            "fcollect": ("ncclAllGather", block, kind),
+            "alltoall": ("ncclAlltoAll", block, kind),  # since NCCL 2.28
+            "reducescatter": ("ncclReduceScatter", block, kind, _OPS[shape.op]),
+        }[name]
+        calls = self._call(function, self.source, self.dest, *arguments)
+        return [self._collective_case(calls, name, shape, self.dest, variant=function)]

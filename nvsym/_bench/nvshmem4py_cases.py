@@ -4,7 +4,7 @@
 from typing import Any
 
 from ..dtypes import as_dtype
-from .data import Shape
+from .data import Shape, operands
 from .gpu_cases import GpuCases
 from .sampling import PeerUnavailableError, PlainLoop
 
@@ -81,15 +81,16 @@ class Nvshmem4pyCases(GpuCases):
         self.gpu.fill(int(source.handle), shape.count, shape.dtype, self.me)
         return dest, source
 
-    def _array_pair(self, shape):
+    def _array_pair(self, shape, counts=None):
+        """Two arrays, of the size or of so many elements: a call always takes whole ones."""
         self._fits(shape)
         name = as_dtype(shape.dtype).name
         if name not in ("float16", "float32", "float64") and shape.dtype.kind not in "iu":
             self._missing(f"it reduces CuPy arrays, and CuPy has no {name}")
         self._drop()
-        self.arrays = [self.core.array((shape.count,), dtype=name) for _ in range(2)]
+        self.arrays = [self.core.array((count,), dtype=name) for count in counts or 2 * [shape.count]]
         dest, source = self.arrays
-        self.gpu.fill(int(source.data.ptr), shape.count, shape.dtype, self.me)
+        self.gpu.fill(int(source.data.ptr), source.size, shape.dtype, self.me)
         return dest, source
 
     def put(self, shape: Shape):
@@ -138,6 +139,17 @@ class Nvshmem4pyCases(GpuCases):
         return [
             self._allreduce_case(call, shape, int(dest.data.ptr), int(source.data.ptr), variant="CuPy array")
         ]  # fmt: skip
+
+    def collective(self, name, shape: Shape):
+        if name == "reducescatter" and shape.op not in ("sum", "min", "max"):
+            self._missing("it reduces by sum, min and max only")
+        dest, source = self._array_pair(shape, operands(name, shape.count, self.n))
+        more = {"broadcast": "0, ", "reducescatter": "op, "}.get(name, "")
+        call = PlainLoop(
+            f"{name}(world, dest, source, {more}stream)", world=_WORLD, dest=dest, source=source, op=shape.op,
+            stream=self.stream, **{name: getattr(self.core, name)},
+        )  # fmt: skip
+        return [self._collective_case(call, name, shape, int(dest.data.ptr), variant="CuPy array")]
 
     def barrier(self, shape: Shape):
         barrier, stream = self.core.barrier_all, self.stream

@@ -20,6 +20,7 @@ __all__ = ["NvshmemCases"]
 SHMEMBuffer: Any = nvsym.SHMEMBuffer
 
 _SET, _GE = 9, 5  # NVSHMEM_SIGNAL_SET, NVSHMEM_CMP_GE
+_WORLD = 0  # NVSHMEM_TEAM_WORLD
 
 
 class NvshmemCases(GpuCases):
@@ -125,12 +126,31 @@ class NvshmemCases(GpuCases):
         if shape.in_place:
             source = dest
         return self._call(
-            f"nvshmemx_{kind}_{shape.op}_reduce_on_stream", 0, dest, source, shape.count, self.gpu.stream, status=True
+            f"nvshmemx_{kind}_{shape.op}_reduce_on_stream",
+            _WORLD,
+            dest,
+            source,
+            shape.count,
+            self.gpu.stream,
+            status=True,
         )
 
     def allreduce(self, shape: Shape):
         dest, source, _ = self._at()
         return [self._allreduce_case(self._reduce(shape), shape, dest, source)]
+
+    def collective(self, name, shape: Shape):
+        dest, source, _ = self._at()
+        if name == "reducescatter":
+            kind = as_dtype(shape.dtype).nvshmem
+            if kind is None:
+                self._missing(f"no reduce-scatter of {shape.dtype.name}")
+            function, sizes = f"nvshmemx_{kind}_{shape.op}_reducescatter_on_stream", [shape.count // self.n]
+        else:
+            function = f"nvshmemx_{name}mem_on_stream"
+            sizes = [shape.nbytes, 0] if name == "broadcast" else [shape.nbytes // self.n]  # 0: the root
+        calls = self._call(function, _WORLD, dest, source, *sizes, self.gpu.stream, status=True)
+        return [self._collective_case(calls, name, shape, dest)]
 
     def _barrier(self):
         return self._call("nvshmemx_barrier_all_on_stream", self.gpu.stream)

@@ -8,7 +8,7 @@ import numpy as np
 
 import nvsym
 
-from .data import Shape, pattern, reduced, same
+from .data import Shape, arrived, operands, pattern, reduced, same
 from .sampling import Case
 
 __all__ = ["NvsymCases"]
@@ -126,6 +126,17 @@ class NvsymCases:
         algorithm = self.algorithm or shape.algorithm
         call = partial(allreduce, dest, source, shape.op, algorithm=algorithm)
         return [self._case("" if algorithm == "auto" else algorithm, call, [dest, source], check)]
+
+    def collective(self, name, shape: Shape):
+        """One of `COLLECTIVES`; the broadcast from PE 0."""
+        dest, source = self._buffers(shape)
+        dest_count, source_count = operands(name, shape.count, self.n)
+        to, what, function = dest[0:dest_count], source[0:source_count], getattr(nvsym, name)
+        more = {"broadcast": (0,), "reducescatter": (shape.op,)}.get(name, ())
+        call = partial(function, to, what, *more)
+        return [
+            self._case("", call, [dest, source], lambda: arrived(name, shape, self.me, self.n, dest.to_numpy()))
+        ]  # fmt: skip
 
     def barrier(self, shape: Shape):
         """A barrier of all PEs."""

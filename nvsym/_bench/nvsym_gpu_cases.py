@@ -8,7 +8,7 @@ import numpy as np
 
 import nvsym
 
-from .data import Shape, pattern
+from .data import Shape, operands, pattern
 from .gpu_cases import GpuCases
 from .sampling import PlainLoop
 
@@ -118,6 +118,15 @@ class NvsymGpuCases(GpuCases):
         )  # fmt: skip
         variant = "" if algorithm == "auto" else algorithm
         return [self._allreduce_case(call, shape, dest.unsafe_ptr(), source.unsafe_ptr(), variant=variant)]
+
+    def collective(self, name, shape: Shape):
+        dest_count, source_count = operands(name, shape.count, self.n)
+        dest, source = self.dest[0:dest_count], self.source[0:source_count]
+        more = {"broadcast": ", 0", "reducescatter": ", op"}.get(name, "")
+        call = PlainLoop(
+            f"{name}(dest, source{more})", dest=dest, source=source, op=shape.op, **{name: getattr(nvsym, name)}
+        )
+        return [self._collective_case(call, name, shape, dest.unsafe_ptr())]
 
     def barrier(self, shape: Shape):
         return [self._case(PlainLoop("barrier_all()", barrier_all=nvsym.barrier_all))]

@@ -6,7 +6,7 @@ import importlib.util
 
 from .. import _settings
 from .._names import first_process
-from .data import ATOMICS
+from .data import ATOMICS, COLLECTIVES
 from .gpu_sampling import GPU_METHOD
 from .sampling import METHOD
 
@@ -14,6 +14,10 @@ __all__ = ["COMMANDS", "EPILOG", "PEERS", "SIZED", "make_parser"]
 
 COMMANDS = {
     "allreduce": "allreduce over all PEs",
+    "broadcast": "broadcast from PE 0 to all PEs",
+    "fcollect": "fcollect (allgather) over all PEs",
+    "alltoall": "alltoall over all PEs",
+    "reducescatter": "reducescatter over all PEs",
     "put": "put to the next PE, complete there (put and quiet)",
     "get": "get from the next PE",
     "latency": "one way of a message with notification between two PEs: put_signal and signal_wait_until",
@@ -24,7 +28,7 @@ COMMANDS = {
     "init": "how long it takes to begin a job, and to end it",
 }
 
-SIZED = ("allreduce", "put", "get", "latency", "copy")
+SIZED = ("allreduce", *COLLECTIVES, "put", "get", "latency", "copy")
 
 # The libraries that can be measured beside nvsym, and where.
 PEERS = {
@@ -125,8 +129,9 @@ def _picture(text):
 
 def _sized(parser, command):
     smallest, largest, factor = ("1M", "256M", 16.0) if command == "copy" else ("16", "1M", 4.0)
+    what = " of the larger operand of a PE" if command in COLLECTIVES else ""
     parser.add_argument(
-        "-b", type=_size, default=smallest, metavar="SIZE", help=f"smallest size in bytes (default: {smallest})"
+        "-b", type=_size, default=smallest, metavar="SIZE", help=f"smallest size in bytes{what} (default: {smallest})"
     )
     parser.add_argument(
         "-e", type=_size, metavar="SIZE", help=f"largest size (default: {largest}; with -b above it, that of -b)"
@@ -158,8 +163,9 @@ def make_parser(command):
             "--dtype", type=_elements, default=default, metavar="TYPES",
             help=f"element types, comma-separated (default: {said})",
         )  # fmt: skip
-    if command == "allreduce":
+    if command in ("allreduce", "reducescatter"):
         parser.add_argument("--op", choices=("sum", "prod", "min", "max", "and", "or", "xor"), default="sum")
+    if command == "allreduce":
         parser.add_argument(
             "--algorithm", type=_algorithms, default="auto", metavar="NAMES",
             help="of nvsym (default: auto); of several, those after the first are compared with it",
@@ -174,7 +180,7 @@ def make_parser(command):
             "--local", choices=("buffer", "array"), default="buffer",
             help="nvsym's local side: a SHMEMBuffer or a NumPy array (default: buffer)",
         )  # fmt: skip
-    if command in ("allreduce", "put", "get", "barrier"):
+    if command in ("allreduce", *COLLECTIVES, "put", "get", "barrier"):
         parser.add_argument(
             "--graph", nargs="?", choices=("no", "only", "both"), const="only", default="no",
             help="the calls inside a CUDA graph of several, or both ways (default: no; --graph alone: only)",

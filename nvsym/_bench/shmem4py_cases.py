@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from .data import Shape, pattern, reduced, same
+from .data import Shape, arrived, operands, pattern, reduced, same
 from .mpi4py_cases import mpi_library
 from .sampling import Case, PeerUnavailableError
 
@@ -121,6 +121,18 @@ class Shmem4pyCases:
                 "", call, [dest, source], lambda: same(dest, reduced(shape.count, shape.dtype, shape.op, self.n))
             )
         ]
+
+    def collective(self, name, shape: Shape):
+        """The collective of the same name; in a broadcast the root's dest is not written, so it begins as what is expected."""
+        if name == "reducescatter":
+            raise PeerUnavailableError("shmem4py: OpenSHMEM has no reduce-scatter")
+        dest, source = self._arrays(shape)
+        dest_count, source_count = operands(name, shape.count, self.n)
+        if name == "broadcast" and self.me == 0:
+            dest[:] = source
+        more = (0,) if name == "broadcast" else ()
+        call = partial(getattr(self.shmem, name), dest[:dest_count], source[:source_count], *more)
+        return [self._case("", call, [dest, source], lambda: arrived(name, shape, self.me, self.n, dest))]
 
     def barrier(self, shape: Shape):
         """`barrier_all`."""

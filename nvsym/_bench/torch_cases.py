@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's allreduce: torch.distributed over NCCL, and the kernels of its symmetric memory."""
+"""PyTorch's collectives: torch.distributed over NCCL, and for allreduce the kernels of its symmetric memory."""
 
 import atexit
 import datetime
@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from ..dtypes import as_dtype
-from .data import Shape
+from .data import Shape, operands
 from .gpu_cases import GpuCases
 from .sampling import PeerUnavailableError, PlainLoop, agree
 
@@ -151,6 +151,32 @@ class TorchCases(GpuCases):
         if not cases:
             self._missing(self.why_no_symmetric or "PEs share a GPU")
         return cases
+
+    def collective(self, name, shape: Shape):
+        if self.shared:
+            self._missing("PEs share a GPU, so there is no NCCL")
+        if name == "reducescatter" and shape.op != "sum":
+            self._missing("compared for sums")
+        self._type(shape.dtype)
+        dest_count, source_count = operands(name, shape.count, self.n)
+        out, part = self.out[:dest_count], self.master[:source_count]
+        if name == "broadcast" and self.me == 0:
+            out = part  # in place: the root sends it, the others write theirs
+        function, text = {
+            "broadcast": ("broadcast", "function(out, 0)"),
+            "fcollect": ("all_gather_into_tensor", "function(out, part)"),
+            "alltoall": ("all_to_all_single", "function(out, part)"),
+            "reducescatter": ("reduce_scatter_tensor", "function(out, part)"),
+        }[name]
+        call = PlainLoop(text, function=getattr(self.torch.distributed, function), out=out, part=part)
+        more = {"reset": lambda: None} if out is part else {}
+        # Not inside graphs, for the reason that _distributed has.
+        return [
+            self._collective_case(
+                self._on_stream(call), name, shape, out.data_ptr(), variant=f"torch.distributed.{function}", graphs=False,
+                **more,
+            )
+        ]  # fmt: skip
 
     def close(self):
         self.gpu.synchronize()
