@@ -95,6 +95,8 @@ cdef class AllreduceKernels:
     cdef int follow(self, TeamKernels *team, CUstream stream) except -1
     cdef object explain(self, const TeamKernels *team, size_t nbytes, bint in_place)
     cdef bint early(self, Kernel kernel, unsigned int blocks, unsigned int threads) noexcept nogil
+    cdef size_t most_in_lines(self, size_t resident) noexcept nogil
+    cdef unsigned int line_threads(self, size_t lines, unsigned int threads) noexcept nogil
     cdef size_t most_pushed(self) noexcept nogil
     cdef bint stages(self, const TeamKernels *team, size_t nbytes) noexcept
     cdef bint pushes(self, const TeamKernels *team, size_t nbytes) noexcept

@@ -27,9 +27,11 @@ cdef enum:
     THREADS        = 512        # of a block
     THREADS_MANY   = 256        # of the kernels with barriers, where more than two PEs' loads fill the registers
     FAILURE_BYTES  = (1 + MAX_PES) * 4
-    LL_LINES_TWO   = 256        # of 8 bytes of data, of a block of low latency, in jobs of two PEs
+    LL_LINES_TWO   = 512        # of 8 bytes of data, of a block of low latency, in jobs of two PEs,
+    LL_LINES_FOUR  = 256        # of up to four,
     LL_LINES_MORE  = 64         # and of more
     LL_THREADS     = 128        # of its blocks, while they are few
+    LL_RESIDENT    = 1280       # threads of low latency that a processor takes at a time; they have up to 40 registers
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
     PUSH_PES       = 2          # with more, pushing all to all takes more of the link than reading in shares
@@ -67,7 +69,7 @@ cdef class AllreduceKernels:
         if sharing > 1:
             processors -= processors // 8
         self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
-        self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_MORE)
+        self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_FOUR if n_pes <= 4 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
     cdef int agree(self, int blocks, int sharing):
@@ -207,7 +209,7 @@ cdef class AllreduceKernels:
 
     cdef Kernel choose(self, const TeamKernels *team, size_t nbytes, bint in_place) noexcept:
         # Low latency sends a flag with each word; pushing sends the operand alone, but looks at it first.
-        if 2 * nbytes <= LL_BLOCKS * self.ll_bytes and (team.args.push == NULL or nbytes <= LL_LINKED):
+        if nbytes <= self.most_in_lines(LL_RESIDENT) and (team.args.push == NULL or nbytes <= LL_LINKED):
             return KERNEL_LOW_LATENCY
         if self.stages(team, nbytes):
             return KERNEL_STAGED
@@ -221,7 +223,7 @@ cdef class AllreduceKernels:
         """(kernel, reason, thresholds) of what `choose` says of this many bytes."""
         cdef Kernel kernel = self.choose(team, nbytes, in_place)
         cdef bint pushing = team.args.push != NULL
-        cdef size_t lines = LL_BLOCKS * self.ll_bytes // 2
+        cdef size_t lines = self.most_in_lines(LL_RESIDENT)
         cdef size_t pushed = self.most_pushed()
         if pushing:
             lines = min(lines, <size_t> LL_LINKED)
@@ -258,6 +260,17 @@ cdef class AllreduceKernels:
             return blocks * threads <= EARLY_THREADS * <unsigned int> self.blocks
         return kernel == KERNEL_PUSH and threads <= PUSH_SPREAD
 
+    cdef size_t most_in_lines(self, size_t resident) noexcept nogil:
+        """Bytes of an operand that low latency takes: with a thread for each line, which all find a place on this PE's processors."""
+        return min(LL_BLOCKS * self.ll_bytes // 2, self.blocks * resident * 8)
+
+    cdef unsigned int line_threads(self, size_t lines, unsigned int threads) noexcept nogil:
+        """Threads of a block for so many lines: so many, while the blocks suffice, and whole warps."""
+        threads = min(threads, <unsigned int> (self.ll_bytes // 16))
+        while lines > threads * <size_t> LL_BLOCKS:
+            threads *= 2
+        return min(threads, <unsigned int> ((lines + 31) // 32 * 32))
+
     cdef size_t most_pushed(self) noexcept nogil:
         return min(<size_t> PUSH_MOST, self.blocks * <size_t> (16 * PUSH_STEPS * PUSH_PACKS * PUSH_THREADS))
 
@@ -281,11 +294,7 @@ cdef class AllreduceKernels:
             return self.launch_staged(team, self.functions[dtype][op], <char *> dst, <const char *> src, nbytes, itemsize, stream)
         if kernel == KERNEL_LOW_LATENCY:
             work = (nbytes + 7) // 8
-            threads = <unsigned int> min(<size_t> LL_THREADS, self.ll_bytes // 16)
-            if work > threads * <size_t> LL_BLOCKS:
-                threads = <unsigned int> (self.ll_bytes // 16)
-            if work < threads:
-                threads = <unsigned int> ((work + 31) // 32 * 32)
+            threads = self.line_threads(work, LL_THREADS)
             blocks = <unsigned int> ((work + threads - 1) // threads)
         else:
             work = (nbytes + 15) // 16

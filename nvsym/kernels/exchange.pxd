@@ -25,7 +25,7 @@ cdef class ExchangeKernels(AllreduceKernels):
     cdef CUfunction switched[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT]
     cdef CUfunction levels[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
 
-    cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept
+    cdef bint few(self, const TeamKernels *team, size_t nbytes, size_t resident) noexcept
     cdef bint can_move(self) noexcept
     cdef bint can_scatter(self, int dtype, int op) noexcept
     cdef int prepare_orders(self, object made) except -1    # of what compiler.order_cubin returned

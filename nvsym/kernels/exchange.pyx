@@ -24,10 +24,12 @@ cdef enum:
     SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
     THREADS      = 512          # of a block
     THREADS_MANY = 256          # of the reduction, where more than two PEs' loads fill the registers
-    LL_LINES     = 64           # of 8 bytes, of a block of low latency
-    LINES_TWO    = 64 << 10     # bytes of one PE's block that low latency moves at most, in jobs of two PEs,
-    LINES_FOUR   = 32 << 10     # of up to four
-    LINES_MORE   = 8 << 10      # and of more
+    LL_LINES_FOUR = 256         # of 8 bytes, of a block of low latency, in jobs of up to four PEs
+    LL_LINES_MORE = 64          # and of more
+    LL_THREADS   = 64           # of its blocks, while they are few
+    LL_RESIDENT  = 1280         # threads that a processor takes at a time: of moves, which have up to 32 registers,
+    LL_SCATTER   = 1024         # and of reduce-scatter, up to 56
+    LINES_MORE   = 8 << 10      # bytes of one PE's block that low latency moves at most, in teams of more than four PEs
     IN_SHARES    = 512 << 10    # bytes from which more than two PEs hand a broadcast around in shares
 
 
@@ -36,16 +38,16 @@ cdef class ExchangeKernels(AllreduceKernels):
 
     def __init__(self, CudaRuntime gpu not None, int ordinal, int n_pes, int sharing, double limit):
         AllreduceKernels.__init__(self, gpu, ordinal, n_pes, sharing, limit)
-        self.ll_bytes = 16 * LL_LINES
+        self.ll_bytes = 16 * (LL_LINES_FOUR if n_pes <= 4 else LL_LINES_MORE)
         self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
     cdef int agree(self, int blocks, int sharing):
         self.blocks = blocks
         return 0
 
-    cdef bint few(self, const TeamKernels *team, size_t nbytes) noexcept:
+    cdef bint few(self, const TeamKernels *team, size_t nbytes, size_t resident) noexcept:
         """Whether a block of so many bytes goes by low latency."""
-        return nbytes <= <size_t> (LINES_TWO if team.args.n == 2 else LINES_FOUR if team.args.n <= 4 else LINES_MORE)
+        return nbytes <= self.most_in_lines(resident) and (team.args.n <= 4 or nbytes <= LINES_MORE)
 
     cdef int close(self) except -1:
         AllreduceKernels.close(self)
@@ -156,7 +158,7 @@ cdef class ExchangeKernels(AllreduceKernels):
                   CUstream stream) except -1:
         cdef uint32_t first = root, second = team.args.n > 2 and nbytes >= IN_SHARES
         cdef size_t work = nbytes
-        cdef bint lines = self.few(team, nbytes)
+        cdef bint lines = self.few(team, nbytes, LL_RESIDENT)
         if not lines and kind == MOVE_BROADCAST and second:
             work = nbytes // <size_t> team.args.n
         team.args.op = LAUNCHED_BROADCAST + <int> kind | team.slot << 8
@@ -166,7 +168,7 @@ cdef class ExchangeKernels(AllreduceKernels):
     cdef int scatter(self, TeamKernels *team, TeamKernels *order, int dtype, int op, void *dst, const void *src, size_t count,
                      size_t itemsize, CUstream stream) except -1:
         cdef size_t nbytes = count * itemsize
-        cdef bint lines = self.few(team, nbytes)
+        cdef bint lines = self.few(team, nbytes, LL_SCATTER)
         team.args.op = LAUNCHED_REDUCESCATTER | team.slot << 8
         return launch(self, team, order, self.scatters[dtype][op][1 if lines else 0], lines,
                       THREADS if lines or team.args.n <= 2 else THREADS_MANY, nbytes, dst, src, count, 0, 0, stream)
@@ -181,7 +183,7 @@ cdef int launch(ExchangeKernels self, TeamKernels *team, TeamKernels *order, CUf
     cdef unsigned int blocks
     if lines:
         # A thread has one line. The barriers need a thread for each PE, the lines do not.
-        threads = <unsigned int> min((work + 31) // 32 * 32, <size_t> LL_LINES)
+        threads = self.line_threads(work, LL_THREADS)
         blocks = <unsigned int> ((work + threads - 1) // threads)
     else:
         blocks = <unsigned int> max(<size_t> 1, min((work + threads - 1) // threads, <size_t> self.blocks))
