@@ -46,6 +46,10 @@ ROWS = (
     ("allreduce 1 MB", "allreduce", 1 << 20, 0.5),
     ("allreduce 8 MB", "allreduce", 8 << 20, 0.5),
     ("allreduce 64 MB", "allreduce", 64 << 20, 0.5),
+    ("broadcast 64 KB", "broadcast", 65536, None),
+    ("fcollect 64 KB", "fcollect", 65536, None),
+    ("alltoall 64 KB", "alltoall", 65536, None),
+    ("reducescatter 64 KB", "reducescatter", 65536, None),
 )
 
 LIMIT = 900.0  # seconds that a job may take
@@ -95,7 +99,7 @@ def work(options):
     import numpy as np
 
     from nvsym._bench.commands import Bench, describe_machine
-    from nvsym._bench.data import Shape
+    from nvsym._bench.data import COLLECTIVES, Shape
 
     bench = Bench(options.vs, 4 * options.largest + (64 << 20), batches=options.batches, budget=options.budget)
     rows = []
@@ -110,6 +114,8 @@ def work(options):
         else:
             local = "array" if method == "put array" else "buffer"
             arguments = (Shape(size // 4, np.dtype(np.float32), local=local),)
+        if method in COLLECTIVES:
+            method, arguments = "collective", (method, *arguments)
         series, reasons = bench.measure(method.split()[0], *arguments)
         row = {
             "name": name,

@@ -70,6 +70,10 @@ def reports(request):
         "put": [*SIZED],
         "get": [*SIZED, "--local", "array"],
         "allreduce": [*SIZED, "--dtype", "int32", "--op", "max", "--algorithm", "two_shot"],
+        "broadcast": [*SIZED],
+        "fcollect": [*SIZED],
+        "alltoall": [*SIZED],
+        "reducescatter": [*SIZED, "--dtype", "int32", "--op", "max"],
         "barrier": [],
         "atomics": [],
         "overhead": [],
@@ -83,7 +87,9 @@ def reports(request):
     return {name: json.loads(text) for name, (text, _) in zip(commands, outputs, strict=True)}
 
 
-@pytest.mark.parametrize("name", ["latency", "put", "get", "allreduce", "barrier", "atomics", "overhead", "copy"])
+@pytest.mark.parametrize(
+    "name", ["latency", "put", "get", "allreduce", *data.COLLECTIVES, "barrier", "atomics", "overhead", "copy"]
+)
 def test_report(reports, name):
     report = reports[name]
     assert report["bench"] == name
@@ -99,7 +105,7 @@ def test_report(reports, name):
         assert set(row["peers"]) | set(row["unavailable"]) == {"mpi4py"}
 
 
-@pytest.mark.parametrize("name", ["latency", "put", "get", "allreduce"])
+@pytest.mark.parametrize("name", ["latency", "put", "get", "allreduce", *data.COLLECTIVES])
 def test_sizes(reports, name):
     rows = reports[name]["rows"]
     assert [(row["bytes"], row["count"]) for row in rows] == [(16, 4), (64, 16), (256, 64)]
@@ -107,11 +113,13 @@ def test_sizes(reports, name):
     for row in rows:
         own = row["nvsym"]
         assert ("GB_per_s" in own) == (name != "latency")
-        assert ("bus_GB_per_s" in own) == (name == "allreduce")
+        assert ("bus_GB_per_s" in own) == (name == "allreduce" or name in data.COLLECTIVES)
         if name != "latency":
             assert own["GB_per_s"] == pytest.approx(row["bytes"] / own["median_us"] / 1e3)
-        if name == "allreduce":
-            assert own["bus_GB_per_s"] == pytest.approx(own["GB_per_s"])  # 2 (n - 1) / n with 2 PEs
+        if name in ("allreduce", "broadcast"):
+            assert own["bus_GB_per_s"] == pytest.approx(own["GB_per_s"])  # 2 (n - 1) / n with 2 PEs, and 1
+        elif name in data.COLLECTIVES:
+            assert own["bus_GB_per_s"] == pytest.approx(own["GB_per_s"] / 2)  # (n - 1) / n
 
 
 def test_allreduce_takes_its_options(reports):
@@ -138,9 +146,10 @@ def test_tables(mpirun):
         ["allreduce", "-b", "3", "-e", "3", "--dtype", "bfloat16", *TINY, "--vs", "mpi4py"],
         ["barrier", *TINY],
         ["atomics", "--op", "swap", "--op", "fetch_add", "--dtype", "uint32", *TINY],
+        ["fcollect", "-b", "3", "-e", "50", "-f", "4", "--dtype", "bfloat16", *TINY, "--vs", "mpi4py"],
     ]
     outputs, _ = bench(mpirun, 4, *lines)
-    assert [status for _, status in outputs] == [0] * 4
+    assert [status for _, status in outputs] == [0] * 5
     heads = [[line for line in text.splitlines() if line.startswith("#")] for text, _ in outputs]
     bodies = [[line.split() for line in text.splitlines() if not line.startswith("#")] for text, _ in outputs]
     assert all("4 PEs on 1 node(s)" in head[0] and any("Each batch" in line for line in head) for head in heads)
@@ -152,6 +161,8 @@ def test_tables(mpirun):
     assert bodies[2][0] == ["operation", "nvsym", "us", "check"]
     assert [row[0] for row in bodies[2][1:]] == ["barrier_all"]
     assert [row[0] for row in bodies[3][1:]] == ["atomic_swap", "atomic_fetch_add"]
+    # Equal blocks, of one element at least; what is only moved goes to MPI as bytes.
+    assert [(*row[:2], row[-1]) for row in bodies[4][1:]] == [("8", "4", "ok"), ("48", "24", "ok")]
 
 
 def test_what_cannot_be_measured(mpirun):
@@ -357,6 +368,33 @@ def test_expected_results():
     assert not data.same(np.array([1, 2], np.float32), np.array([1, 2.1]))
 
 
+@pytest.mark.parametrize("name", data.COLLECTIVES)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_what_collectives_leave(name, n):
+    int32 = np.dtype(np.int32)
+    shape = data.Shape(7 * n, int32, "max")
+    dest_count, source_count = data.operands(name, shape.count, n)
+    sent = np.array([data.pattern(source_count, int32, pe) for pe in range(n)])
+    for me in range(n):
+        expected = {
+            "broadcast": sent[0],
+            "fcollect": sent.reshape(-1),
+            "alltoall": sent[:, 7 * me : 7 * me + 7].reshape(-1),
+            "reducescatter": sent.max(axis=0)[7 * me : 7 * me + 7],
+        }[name]
+        assert len(expected) == dest_count
+        assert data.arrived(name, shape, me, n, expected)
+        for place in range(dest_count):
+            wrong = expected.copy()
+            wrong[place] += 1
+            assert not data.arrived(name, shape, me, n, wrong)
+        parts = [
+            data.expected_bytes(kind, int32, 4 * count, *arguments).view(int32)
+            for _, count, (kind, *arguments) in data.arriving(name, shape, me, n)
+        ]
+        assert np.concatenate(parts).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("name", ["int8", "bool", "float16", "float64", "complex64"])
 @pytest.mark.parametrize("nbytes", [16, 48, 4096])
 def test_expected_bytes(name, nbytes):
@@ -449,6 +487,10 @@ def test_simulated_gpu(mpirun, machine):
         "get": [*SMALL, "--vs", "nvshmem,cuda"],
         "latency": [*SIZED, "--vs", "nvshmem"],
         "copy": ["-b", "1K", "-e", "1K"],
+        "broadcast": [*SIZED, "--vs", "nvshmem"],
+        "fcollect": [*SIZED, "--vs", "nvshmem,nccl"],
+        "alltoall": [*SIZED, "--vs", "nvshmem"],
+        "reducescatter": [*SIZED, "--dtype", "int64", "--op", "max", "--graph", "--vs", "nvshmem"],
         "barrier": ["--vs", "nvshmem"],
         "overhead": [],
         "atomics": ["--op", "fetch_add"],
@@ -466,7 +508,7 @@ def test_simulated_gpu(mpirun, machine):
         for row in report["rows"]:
             for one in [row["nvsym"], *row["peers"].values()]:
                 check_series(one)
-            if name in ("allreduce", "put", "get", "latency", "barrier"):
+            if name in ("allreduce", *data.COLLECTIVES, "put", "get", "latency", "barrier"):
                 assert "nvshmem" in row["peers"], row
     allreduce = reports["allreduce"]
     assert "share a GPU" in allreduce["unavailable"]["nccl"]

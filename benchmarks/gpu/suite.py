@@ -17,6 +17,11 @@ CALLS = ["overhead", *QUICK, "--batches", "15", "--vs", "nvshmem,nvshmem4py,cuda
 COPIES = ["copy", "-b", "256M", "-e", "256M", "--batches", "7", "--budget", "0.4"]
 SIZES = ["-b", "64", "-f", "64", *QUICK, "--reference", "64M"]  # 64 B, 4 KiB, 256 KiB, 16 MiB, 1 GiB
 SIGNALS = ["put", "--signal", "-e", "4K", "--graph", "both", *SIZES]
+# The other collectives; NVSHMEM's of many bytes take long where PEs share a GPU.
+MOVES = ["-b", "64", "-e", "4M", "-f", "8", "--graph", "both", "--budget", "0.15"]
+COLLECTIVES = {
+    name: [name, *MOVES, "--vs", "nvshmem"] for name in ("broadcast", "fcollect", "alltoall", "reducescatter")
+}
 BARRIER = ["barrier", *QUICK, "--graph", "both", "--vs", "nvshmem"]
 IN_PLACE = ["allreduce", "--in-place", "-b", "1M", "-e", "64M", "-f", "2", "--graph", *QUICK]
 LATENCY = ["latency", "-b", "8", "-e", "32K", "-f", "64", *QUICK, "--vs", "nvshmem"]
@@ -41,8 +46,9 @@ SUITES = {
         "get": ["get", "-e", "16M", *SIZES, "--vs", "nvshmem"],
         "latency": LATENCY,
         "barrier": BARRIER,
+        **COLLECTIVES,
     },
-    "4-mps": {"allreduce": SHARED, "allreduce-in-place": IN_PLACE, "barrier": BARRIER},
+    "4-mps": {"allreduce": SHARED, "allreduce-in-place": IN_PLACE, "barrier": BARRIER, **COLLECTIVES},
     "gpus": {
         "init": ["init", "--rounds", "3"],
         "allreduce": ["allreduce", "-b", "8", "-e", "1G", "-f", "2", "--dtype", "float32,bfloat16", "--graph",
@@ -58,6 +64,7 @@ SUITES = {
         "copy": COPIES,
         "allreduce-in-place": [*IN_PLACE, "--vs", "nccl"],
         "allreduce-nvshmem": ["allreduce", "-e", "16M", *SIZES, "--vs", "nvshmem,nvshmem4py"],
+        **{name: [*line[:-1], "nccl,nvshmem,torch"] for name, line in COLLECTIVES.items()},
     },
 }  # fmt: skip
 
