@@ -52,6 +52,7 @@ cdef list _table():
         _row("cuDeviceGetUuid", "cuDeviceGetUuid_v2", 11040, &_functions.cuDeviceGetUuid),
         _row("cuDeviceGetAttribute", "cuDeviceGetAttribute", 2000, &_functions.cuDeviceGetAttribute),
         _row("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000, &_functions.cuDevicePrimaryCtxRetain),
+        _row("cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxGetState", 7000, &_functions.cuDevicePrimaryCtxGetState),
         _row("cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", 11000, &_functions.cuDevicePrimaryCtxRelease),
         _row("cuCtxPushCurrent", "cuCtxPushCurrent_v2", 4000, &_functions.cuCtxPushCurrent),
         _row("cuCtxPopCurrent", "cuCtxPopCurrent_v2", 4000, &_functions.cuCtxPopCurrent),

@@ -6,7 +6,7 @@ from .errors import NotInitializedError
 
 from .buffer cimport create_buffer
 from .functions cimport enqueue
-from .job cimport Job, close_job, current_job, job_or_none, open_job, publish
+from .job cimport Job, abandon_job, close_job, current_job, job_or_none, open_job, publish
 from .rma cimport meet_on_stream
 from .team cimport attach_predefined, detach_predefined, world_team
 
@@ -44,8 +44,16 @@ cdef class SHMEMContext:
         cdef bint fresh = job_or_none() is None
         cdef Job job = open_job(comm, backend, device, bootstrap, heap_size)
         if fresh:
-            attach_predefined(job)
-            publish(job, world_team().data)
+            try:
+                attach_predefined(job)
+                publish(job, world_team().data)
+            except BaseException as error:
+                detach_predefined()
+                try:
+                    abandon_job()
+                except Exception as more:
+                    error.add_note(f"ending the job that had begun failed, too: {more}")
+                raise
         self.job = job
 
     def my_pe(self):

@@ -14,6 +14,7 @@ cdef struct Used:
     CUstream stream
     CUevent  event      # own stream: of the running snapshot; other: behind the last work
     bint     own
+    CUcontext context   # of the stream, and so of the event
     bint     recorded
     uint64_t capture    # other: the capture that the last work was a part of; 0: it was none
 
@@ -28,8 +29,8 @@ cdef class CudaRuntime(Runtime):
     cdef uint64_t  snapshot_seq             # 0: no snapshot is running
     cdef CUstream  side[MAX_DEVICES]        # for copies that wait for no stream
     cdef list      own_streams
-    cdef list      kept                     # (event, what lives until it)
-    cdef list      spare_events
+    cdef list      kept                     # (event, its context, what lives until it)
+    cdef dict      spare_events             # by context: an event can be recorded on streams of its own context only
     cdef object    after_drain              # called once a stream or event has been waited for; may raise. None: nothing
 
     cdef int use(self, int device) except -1                # make the device's primary context current in this thread
@@ -45,7 +46,10 @@ cdef class CudaRuntime(Runtime):
     cdef int capture_id(self, void *stream, uint64_t *number) except -1     # 0: not captured
     cdef int forget_ended_captures(self) except -1
     cdef int keep_until(self, void *stream, object keep) except -1
-    cdef CUevent spare_event(self) except NULL
+    cdef CUcontext context_of(self, void *stream) except? NULL
+    cdef CUevent spare_event(self, CUcontext context) except NULL
+    cdef int put_back(self, CUevent event, CUcontext context) except -1
+    cdef int drain_contexts(self) except -1
     cdef int take_snapshot(self) except -1
     cdef bint snapshot_done(self) except -1
     cdef bint pageable(self, const void *ptr) except -1

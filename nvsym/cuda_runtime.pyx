@@ -49,7 +49,7 @@ cdef class CudaRuntime(Runtime):
         self.seq = 1
         self.own_streams = []
         self.kept = []
-        self.spare_events = []
+        self.spare_events = {}
 
     cdef int use(self, int device) except -1:
         cdef CUcontext current = NULL
@@ -84,12 +84,13 @@ cdef class CudaRuntime(Runtime):
             if self.n_used == MAX_STREAMS:
                 # More streams than there is room for: let them all finish, and begin anew. `marked` may run meanwhile.
                 self.last = NULL
-                CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
+                self.drain_contexts()
                 self.forget_all()
             used = &self.used[self.n_used]
             used.stream = stream
             used.own = <size_t> stream in self.own_streams
-            used.event = NULL if used.own else self.spare_event()
+            used.context = self.context_of(stream)
+            used.event = NULL if used.own else self.spare_event(used.context)
             used.recorded, used.capture = False, 0
             self.n_used += 1
         if used.own:
@@ -111,7 +112,7 @@ cdef class CudaRuntime(Runtime):
         cdef int i
         for i in range(self.n_used):
             if self.used[i].event != NULL:
-                self.spare_events.append(<size_t> self.used[i].event)
+                self.put_back(self.used[i].event, self.used[i].context)
         self.n_used = 0
         self.last = NULL
         self.snapshot_seq = 0
@@ -157,7 +158,10 @@ cdef class CudaRuntime(Runtime):
             if not used.own:
                 if used.recorded:
                     CHECK_CUDA(cuda.cuStreamWaitEvent(after, used.event, 0), b"cuStreamWaitEvent")
-            elif not self.capturing(before):
+            elif self.capturing(before):
+                raise BackendError("what was enqueued on a stream before its capture began may still run, and a call on another "
+                                   "stream has to come behind it; order the streams, or wait, before the capture begins")
+            else:
                 self.stream_order(before, after)
         return 0
 
@@ -179,7 +183,7 @@ cdef class CudaRuntime(Runtime):
                 i += 1
                 continue
             if self.used[i].event != NULL:
-                self.spare_events.append(<size_t> self.used[i].event)
+                self.put_back(self.used[i].event, self.used[i].context)
             self.n_used -= 1
             self.used[i] = self.used[self.n_used]
         return 0
@@ -220,7 +224,7 @@ cdef class CudaRuntime(Runtime):
             used = &self.used[i]
             if used.own:
                 if used.event == NULL:
-                    used.event = self.spare_event()
+                    used.event = self.spare_event(used.context)
                 CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
         self.snapshot_seq = seq
         self.last = NULL
@@ -240,28 +244,79 @@ cdef class CudaRuntime(Runtime):
 
     cdef int drain_all(self, int device) except -1:
         cdef uint64_t seq = self.seq
+        cdef unsigned int flags = 0
+        cdef int i, active = 0, handle = 0
+        cdef bint alone = True
+        if 0 <= device < self.n_devices and self.contexts[device] == NULL:
+            CHECK_CUDA(cuda.cuDeviceGet(&handle, device), b"cuDeviceGet")
+            CHECK_CUDA(cuda.cuDevicePrimaryCtxGetState(handle, &flags, &active), b"cuDevicePrimaryCtxGetState")
+            if not active:      # nobody in this process has worked on it
+                return 0
         self.use(device)
         with nogil:
             CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
-        self.done_seq = max(self.done_seq, seq)
+        for i in range(self.n_devices):
+            if i != device and self.contexts[i] != NULL:
+                alone = False   # a ticket counts the work on all GPUs: it asks the streams
+        if alone:
+            self.done_seq = max(self.done_seq, seq)
         self.reap()
         return 0
 
-    cdef CUevent spare_event(self) except NULL:
+    cdef int drain_contexts(self) except -1:
+        """Wait for all work on all GPUs that nvsym has used."""
+        cdef CUcontext current = NULL
+        cdef int i
+        CHECK_CUDA(cuda.cuCtxGetCurrent(&current), b"cuCtxGetCurrent")
+        try:
+            for i in range(self.n_devices):
+                if self.contexts[i] != NULL:
+                    self.use(i)
+                    with nogil:
+                        CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
+        finally:
+            CHECK_CUDA(cuda.cuCtxSetCurrent(current), b"cuCtxSetCurrent")
+        return 0
+
+    cdef CUcontext context_of(self, void *stream) except? NULL:
+        """The context of a stream; of one that the driver does not know, or will not tell of now, the current one."""
+        cdef CUcontext context = NULL
+        if cuda.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS or context == NULL:
+            CHECK_CUDA(cuda.cuCtxGetCurrent(&context), b"cuCtxGetCurrent")
+        return context
+
+    cdef CUevent spare_event(self, CUcontext context) except NULL:
+        """An event of a context; `put_back` takes it when it is of no use any more."""
         cdef CUevent event = NULL
-        if self.spare_events:
-            return <CUevent> <size_t> self.spare_events.pop()
-        CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+        cdef CUcontext current = NULL
+        cdef list spare = <list> self.spare_events.get(<size_t> context)
+        if spare:
+            return <CUevent> <size_t> spare.pop()
+        CHECK_CUDA(cuda.cuCtxGetCurrent(&current), b"cuCtxGetCurrent")
+        if current == context:
+            CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+            return event
+        CHECK_CUDA(cuda.cuCtxSetCurrent(context), b"cuCtxSetCurrent")
+        try:
+            CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
+        finally:
+            CHECK_CUDA(cuda.cuCtxSetCurrent(current), b"cuCtxSetCurrent")
         return event
+
+    cdef int put_back(self, CUevent event, CUcontext context) except -1:
+        self.spare_events.setdefault(<size_t> context, []).append(<size_t> event)
+        return 0
 
     cdef int keep_until(self, void *stream, object keep) except -1:
         """Hold an object until what is enqueued on the stream now is done. A captured copy is the caller's to keep."""
         cdef CUevent event
+        cdef CUcontext context
         if keep is None or self.capturing(stream):
             return 0
-        event = self.spare_event()
+        context = self.context_of(stream)
+        event = self.spare_event(context)
         CHECK_CUDA(cuda.cuEventRecord(event, stream), b"cuEventRecord")
-        self.kept.append((<size_t> event, keep))
+        self.kept.append((<size_t> event, <size_t> context, keep))
         if len(self.kept) >= 64:
             self.reap()
         return 0
@@ -271,11 +326,11 @@ cdef class CudaRuntime(Runtime):
         if not kept:
             return
         self.kept = []
-        for event, keep in kept:
+        for event, context, keep in kept:
             if cuda.cuEventQuery(<CUevent> <size_t> event) == CUDA_ERROR_NOT_READY:
-                self.kept.append((event, keep))
+                self.kept.append((event, context, keep))
             else:
-                self.spare_events.append(event)
+                self.put_back(<CUevent> <size_t> event, <CUcontext> <size_t> context)
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
@@ -399,7 +454,7 @@ cdef class CudaRuntime(Runtime):
                 self.used[i].own = False
                 if self.used[i].event == NULL:
                     try:
-                        self.used[i].event = self.spare_event()
+                        self.used[i].event = self.spare_event(self.used[i].context)
                     except Exception:   # no event left: the snapshot never counts this stream as done, drain_all does
                         self.used[i].recorded = False
                         continue
@@ -432,12 +487,14 @@ cdef class CudaRuntime(Runtime):
 
     cdef int stream_order(self, void *before, void *after) except -1:
         cdef CUevent event
+        cdef CUcontext context
         if before == after:
             return 0
-        event = self.spare_event()
+        context = self.context_of(before)
+        event = self.spare_event(context)
         CHECK_CUDA(cuda.cuEventRecord(event, before), b"cuEventRecord")
         CHECK_CUDA(cuda.cuStreamWaitEvent(after, event, 0), b"cuStreamWaitEvent")
-        self.spare_events.append(<size_t> event)    # a wait that is enqueued is for the record before it
+        self.put_back(event, context)   # a wait that is enqueued is for the record before it
         return 0
 
     cdef void *event_create(self, int device, bint timing) except NULL:
@@ -449,7 +506,8 @@ cdef class CudaRuntime(Runtime):
     cdef void event_destroy(self, void *event) noexcept:
         cuda.cuEventDestroy(event)
 
-    cdef int event_record(self, void *event, void *stream) except -1:
+    cdef int event_record(self, int device, void *event, void *stream) except -1:
+        self.use(device)    # whose default stream NULL is
         return CHECK_CUDA(cuda.cuEventRecord(event, stream), b"cuEventRecord")
 
     cdef int event_enqueue_wait(self, void *event, void *stream) except -1:

@@ -3,12 +3,16 @@ from .runtime cimport Runtime
 
 cdef class Device:
     cdef Runtime         runtime
-    cdef readonly int    ordinal    # the GPU's number in this process; -1 for host memory
+    cdef readonly int    ordinal    # the GPU's number in the process of its PE, or in this one; -1 for host memory
     cdef readonly int    pe         # the PE that owns it, or -1
     cdef readonly bint   is_host
     cdef readonly str    name
     cdef readonly str    uuid
     cdef readonly int    dlpack_type
+    cdef bint            foreign    # another PE's, whose process counts its GPUs by itself
+
+    # What this process knows the device by; raises where it does not see it.
+    cdef int here(self) except -2
 
     # Whether the memory of `other` can be addressed and takes atomic operations of this GPU. False if it is not seen here.
     cdef bint takes_atomics(self, Device other) except -1

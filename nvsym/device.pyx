@@ -32,7 +32,7 @@ cdef class Device:
     Attributes
     ----------
     ordinal : int
-        -1 for host memory.
+        The number of the GPU in the process of its PE, or in this one where it belongs to no job; -1 for host memory.
     pe : int
         The PE that owns the device; -1 where it belongs to no job.
     is_host : bool
@@ -62,7 +62,9 @@ cdef class Device:
 
     def synchronize(self):
         """Wait until all work that this process has enqueued on the device is done."""
-        self.runtime.drain_all(self.ordinal)
+        cdef int number = ordinal_of(self.uuid) if self.foreign else self.ordinal
+        if number >= 0 or self.is_host:
+            self.runtime.drain_all(number)
         if not self.is_host:    # there a failure is its stream's
             self.runtime.raise_failure()
 
@@ -86,6 +88,12 @@ cdef class Device:
         if not self.sees(other, &own, &its):
             return False
         return cuda.cuDeviceGetP2PAttribute(&takes, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, own, its) == CUDA_SUCCESS and takes
+
+    cdef int here(self) except -2:
+        cdef int number = ordinal_of(self.uuid) if self.foreign else self.ordinal
+        if number < 0 and not self.is_host:
+            raise ValueError(f"device: this process does not see {self!r}")
+        return number
 
     cdef bint sees(self, Device other, int *own, int *its) except -1:
         cdef int ordinal = -1 if self.is_host or other.is_host else ordinal_of(other.uuid)

@@ -212,7 +212,7 @@ cdef class HostRuntime(Runtime):
     cdef void event_destroy(self, void *event) noexcept:
         hq_event_drop(<hq_event *> event)
 
-    cdef int event_record(self, void *event, void *stream) except -1:
+    cdef int event_record(self, int device, void *event, void *stream) except -1:
         check_event(event)
         check_stream(stream)
         cdef uint64_t n = hq_event_next(<hq_event *> event)

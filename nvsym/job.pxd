@@ -33,6 +33,8 @@ cdef Job current_job()
 cdef Job open_job(object comm, object backend, object device, object bootstrap, object heap_size)
 cdef Job job_or_none()
 cdef int close_job() except -1
+# End a job that could not be begun wholly, which all PEs know of, or whose PEs can no longer agree.
+cdef int abandon_job() except -1
 
 # What the C interface calls; all zero while there is no job in this process.
 cdef Functions *job_functions() noexcept nogil

@@ -161,6 +161,16 @@ cdef int close_job() except -1:
     return 0
 
 
+cdef int abandon_job() except -1:
+    global _job, _ended
+    cdef Job job = _job
+    _job = None
+    _ended = "nvsym.init() failed"
+    if (<Agreement> job.agreement).broken is None:
+        job.close()
+    return 0
+
+
 cdef Job open_job(object comm, object backend, object device, object bootstrap, object heap_size):
     global _job
     if _forked:

@@ -299,6 +299,7 @@ cdef struct CUDADriver:
 
     # Contexts
     CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *pctx, CUdevice dev) noexcept nogil
+    CUresult (*cuDevicePrimaryCtxGetState)(CUdevice dev, unsigned int *flags, int *active) noexcept nogil
     CUresult (*cuDevicePrimaryCtxRelease)(CUdevice dev) noexcept nogil
     CUresult (*cuCtxPushCurrent)(CUcontext ctx) noexcept nogil
     CUresult (*cuCtxPopCurrent)(CUcontext *pctx) noexcept nogil

@@ -585,7 +585,7 @@ class HostBuffer(np.ndarray):
             raise TypeError(f"device: expected a Device, not {type(device).__name__}")
         block.device = default_device() if device is None else device
         block.nbytes = max(count * <Py_ssize_t> element.itemsize, 1)
-        block.ptr = block.device.runtime.alloc_pinned(block.device.ordinal, block.nbytes)
+        block.ptr = block.device.runtime.alloc_pinned(block.device.here(), block.nbytes)
         raw = np.frombuffer(block, np.uint8)[:count * <Py_ssize_t> element.itemsize]
         return raw.view(element.numpy).view(cls)
 

@@ -27,7 +27,7 @@ cdef class Runtime:
 
     cdef void *   event_create(self, int device, bint timing) except NULL
     cdef void     event_destroy(self, void *event) noexcept
-    cdef int      event_record(self, void *event, void *stream) except -1
+    cdef int      event_record(self, int device, void *event, void *stream) except -1
     cdef int      event_enqueue_wait(self, void *event, void *stream) except -1
     cdef bint     event_reached(self, void *event) except -1
     cdef int      event_drain(self, void *event) except -1

@@ -55,7 +55,7 @@ cdef class Runtime:
     cdef void event_destroy(self, void *event) noexcept:
         pass
 
-    cdef int event_record(self, void *event, void *stream) except -1:
+    cdef int event_record(self, int device, void *event, void *stream) except -1:
         raise NotImplementedError
 
     cdef int event_enqueue_wait(self, void *event, void *stream) except -1:

@@ -32,7 +32,7 @@ cdef class Stream:
             raise TypeError("a Stream cannot be initialised twice")
         if device is None:
             device = default_device()
-        self.ptr = device.runtime.stream_create(device.ordinal)
+        self.ptr = device.runtime.stream_create(device.here())
         self.device = device
         self.owned = True
 
@@ -113,7 +113,7 @@ cdef class Event:
             raise TypeError("an Event cannot be initialised twice")
         if device is None:
             device = default_device()
-        self.ptr = device.runtime.event_create(device.ordinal, timing)
+        self.ptr = device.runtime.event_create(device.here(), timing)
         self.device = device
         self.timing = timing
 
@@ -126,7 +126,7 @@ cdef class Event:
         self.check()
         if stream is not None and stream.device != self.device:
             raise ValueError(f"stream: {stream!r} is not on the event's device, {self.device!r}")
-        self.device.runtime.event_record(self.ptr, NULL if stream is None else stream.ptr)
+        self.device.runtime.event_record(self.device.here(), self.ptr, NULL if stream is None else stream.ptr)
 
     def synchronize(self):
         """Wait until the stream has reached the last record.

@@ -99,3 +99,158 @@ def test_a_failure_of_one_pe_does_not_leave_the_others(mpirun, call):
         assert "PE 1" in job.pe_stderr[0], job.describe()
     else:
         assert "still inside NVSHMEM's initialisation" in job.pe_stderr[1], job.describe()
+
+
+# One process that sees two GPUs. Each prints "right".
+TWO_GPUS = {
+    "waiting for one GPU does not end work on the other": """
+        init(device=0)
+        stream = nvsym.Stream()
+        dropped = nvsym.SHMEMBuffer["uint8"](1 << 20)
+        place = dropped.unsafe_ptr()
+        dropped.fill(7, stream=stream)
+        del dropped
+        nvsym.Device(1).synchronize()
+        nvsym.collect()
+        assert not stream.query(), "the fill is to be late"
+        next_one = nvsym.SHMEMBuffer["uint8"].full(1 << 20, 1)
+        assert next_one.unsafe_ptr() != place
+        stream.synchronize()
+        assert (next_one.to_numpy() == 1).all()""",
+    "a full table of streams waits for all GPUs": """
+        init(device=0)
+        dropped = nvsym.SHMEMBuffer["uint8"](1 << 20)
+        stream = nvsym.Stream()
+        dropped.fill(7, stream=stream)
+        del dropped
+        device = nvsym.Device(1)
+        other = nvsym.HostBuffer("uint8", 16, device)
+        pool = nvsym.SymmetricPool.allocate([device, nvsym.Device(0)], 4096)
+        view = pool.unicast_view(device)
+        streams = [nvsym.Stream(device) for _ in range(80)]
+        for one in streams:
+            view[:16].inplace_copy_from(other, stream=one)
+        assert stream.query(), "64 streams are known at most"
+        nvsym.Device(1).synchronize()""",
+    "events stay on their GPU": """
+        devices = [nvsym.Device(0), nvsym.Device(1)]
+        pool = nvsym.SymmetricPool.allocate(devices, 1 << 20)
+        data = nvsym.HostBuffer("uint8", 1 << 20, devices[0])
+        data[:] = 3
+        for device in devices * 3:
+            stream = nvsym.Stream(device)
+            view = pool.unicast_view(device)
+            view.inplace_copy_from(data, stream=stream)
+            stream.synchronize()
+            assert (view.to_numpy() == 3).all()""",
+    "a job on one GPU after a job on the other": """
+        data = nvsym.HostBuffer("uint8", 1 << 20)
+        for device in (0, 1, 0):
+            ctx = init(device=device)
+            buffer = nvsym.SHMEMBuffer["uint8"](1 << 20)
+            for _ in range(3):
+                buffer.enqueue_copy_from(data)
+            ctx.synchronize()
+            del buffer
+            nvsym.collect()
+            nvsym.finalize()""",
+    "an event is recorded in a thread that has used no GPU": """
+        import threading
+        event, found = nvsym.Event(nvsym.Device(1)), []
+        nvsym.Device(0).synchronize()
+        thread = threading.Thread(target=lambda: found.append(event.record()))
+        thread.start()
+        thread.join()
+        event.synchronize()
+        assert found == [None]""",
+    "the stream of a context that has ended is a stream": """
+        stream = init(device=0).stream
+        nvsym.finalize()
+        stream.synchronize()
+        assert stream.query()
+        del stream
+        streams = simulator.counters().streams
+        assert streams <= 1, streams     # the side stream of the GPU""",
+    "a compiler that is older than the GPU": """
+        from nvsym import _driver
+        from nvsym.kernels import compiler
+        init(device=0)
+        a, b = nvsym.SHMEMBuffer["uint8"].full(64, 1), nvsym.SHMEMBuffer["uint8"].zeros(64)
+        def fail(arch):
+            raise nvsym.BackendError("invalid value for --gpu-architecture")
+        _driver.is_simulated, compiler.put_cubin = lambda: False, fail
+        nvsym.put(b, a, 0)
+        nvsym.quiet()
+        assert (b.to_numpy() == 1).all()""",
+}
+
+
+@pytest.mark.parametrize("case", TWO_GPUS)
+def test_a_process_with_two_gpus(mpirun, case):
+    code = PROLOGUE + "from nvsym import simulator\n"
+    code += "\n".join(line.removeprefix("        ") for line in TWO_GPUS[case].splitlines())
+    job = mpirun(1, code + '\nprint("right")\n', env=simulator.environment(devices=2, late=0.5), timeout=60)
+    assert job.pe_stdout == ["right\n"]
+    assert "FATAL" not in job.stderr
+
+
+def test_the_gpu_of_another_pe(mpirun):
+    """It has the number that its own process knows it by: here it is the same GPU under another number, or none."""
+    job = mpirun(
+        2,
+        """
+        import os
+        from mpi4py import MPI
+        from nvsym import simulator
+        me = MPI.COMM_WORLD.rank
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0" if me == 0 else "1,0"
+        import nvsym
+        ctx = nvsym.init(backend="nvshmem", heap_size="4M", device=0)
+        before, its = simulator.counters().contexts, ctx.devices()[1 - me]
+        its.synchronize()   # nothing was enqueued on it
+        assert simulator.counters().contexts == before
+        try:
+            stream = nvsym.Stream(its)
+        except ValueError as error:
+            assert me == 0 and "does not see" in str(error), error
+        else:
+            assert me == 1 and nvsym.HostBuffer("uint8", 4, its).nbytes == 4
+            assert stream.record_event().query() in (True, False)
+            stream.synchronize()
+            assert simulator.counters().contexts == before + 1
+        nvsym.barrier_all()
+        print("right")
+        """,
+        env=simulator.environment(devices=2),
+        timeout=60,
+    )
+    assert job.pe_stdout == ["right\n"] * 2
+    assert "FATAL" not in job.stderr
+
+
+def test_teams_that_cannot_be_made_leave_no_job(mpirun):
+    """The last steps of init, which have a job already: it ends on all PEs, and another one can begin."""
+    job = mpirun(
+        4,
+        """
+        import nvsym
+        try:
+            nvsym.init(backend="nvshmem", heap_size="4M")
+        except nvsym.BackendError as error:
+            assert "nvshmemx_team_init" in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+        assert not nvsym.is_initialized()
+        try:
+            nvsym.my_pe()
+        except nvsym.NotInitializedError as error:
+            assert "nvsym.init() failed" in str(error), error
+        nvsym.init(backend="nvshmem", heap_size="4M")
+        nvsym.barrier(nvsym.TEAM_NODE)
+        print(nvsym.TEAM_NODE.n_pes())
+        """,
+        env=simulator.environment(devices=4, nodes=2, fail="nvshmemx_team_init:1:1"),
+        timeout=60,
+    )
+    assert job.pe_stdout == ["4\n"] * 4
+    assert "FATAL" not in job.stderr

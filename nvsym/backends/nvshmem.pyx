@@ -64,6 +64,7 @@ cdef enum:
     GRANULE    = 512 << 20      # what NVSHMEM's heap grows by, unless NVSHMEM_CUMEM_GRANULARITY says otherwise
     HEADROOM   = 256 << 20      # left to NVSHMEM's own buffers and to the context
     AMO_COUNT  = 8
+    AMO_PAGE   = 4096           # bytes of pinned memory, 8 for each atomic operation under way
     MAX_SPANS  = 256            # arenas that the C interface knows
     LEVEL_TEAMS = 4             # teams over several nodes that reduce in two levels at a time
     LEVEL_BYTES = 1 << 20       # of the sums of one PE's share at a time
@@ -106,7 +107,6 @@ cdef class NvshmemBackend(Backend):
     cdef CudaRuntime gpu
     cdef int         ordinal
     cdef CUstream    main               # the context's stream
-    cdef object      main_stream
     cdef list        arenas             # (address, bytes)
     cdef Span        spans[MAX_SPANS]   # the same without the GIL; n_spans is written last
     cdef int         n_spans
@@ -131,7 +131,8 @@ cdef class NvshmemBackend(Backend):
     cdef nvshmemx_uniqueid_t uid        # NVSHMEM keeps a pointer to it
     cdef CUmodule    amo_module
     cdef CUfunction  amo[2][AMO_COUNT][2]   # by int or float, operation, 4 or 8 bytes
-    cdef void *      amo_result         # pinned
+    cdef list        amo_pages          # pinned memory for what atomic operations return,
+    cdef list        amo_spare          # and the places in it that no call uses
 
     def __dealloc__(self):
         free(self.near)
@@ -343,7 +344,8 @@ cdef class NvshmemBackend(Backend):
         states = agreement.gather((status == NVSHMEM_STATUS_LIMITED_MPG, self.mps), "comparing the state of NVSHMEM")
         self.limited = any(state[0] for state in states)
         self.why_limited = _MPS_SHARES if any(all(state) for state in states) else _NO_MPS
-        self.stream = self.main_stream = borrow_stream(self.device, self.main)
+        self.stream = borrow_stream(self.device, self.main)
+        self.stream.owned = True    # who holds it after the job has a stream of the GPU
 
     def _describe(self, agreement):
         cdef int pe
@@ -397,13 +399,13 @@ cdef class NvshmemBackend(Backend):
         if self.amo_module != NULL:
             CHECK_CUDA(cuda.cuModuleUnload(self.amo_module), b"cuModuleUnload")
             self.amo_module = NULL
-            self.gpu.dealloc_pinned(self.amo_result)
+            for page in self.amo_pages:
+                self.gpu.dealloc_pinned(<void *> <size_t> page)
         self.started = False
         with nogil:
             nvshmem.nvshmemx_hostlib_finalize()
-        if self.main != NULL:
-            self.gpu.stream_destroy(self.main)
-            self.main = NULL
+        self.main = NULL
+        self.stream = borrow_stream(self.device, NULL)
         return 0
 
     def _open_kernels(self, agreement, load_compiler, limit, stage_size):
@@ -431,8 +433,13 @@ cdef class NvshmemBackend(Backend):
             for kernels in opened:
                 kernels.close()
             return
-        for kernels in opened:
-            self._open_workspace(agreement, kernels)
+        try:
+            for kernels in opened:
+                self._open_workspace(agreement, kernels)
+        except BaseException:
+            for kernels in opened:
+                kernels.close()
+            raise
         self.kernels, self.exchange = opened
         self.no_network = no_network
         self.gpu.after_drain = self._raise_failure
@@ -790,6 +797,7 @@ cdef class NvshmemBackend(Backend):
         cdef uint64_t value = 0, expected = 0
         cdef void *there = nvshmem.nvshmem_ptr(dest, pe)
         cdef void *out = NULL
+        cdef CUstream stream = self.main
         element = DTYPES[dtype]
         cdef int size = element.itemsize
         cdef void *arguments[4]
@@ -797,24 +805,36 @@ cdef class NvshmemBackend(Backend):
             raise PeerUnreachableError(f"atomic operations need memory that can be addressed, and that of PE {pe} cannot be from PE "
                                        f"{self.my_pe}", [pe])
         self.gpu.use(self.ordinal)
+        if self.gpu.capturing(stream):
+            raise BackendError("an atomic operation is done when the call returns, so it cannot be captured into a CUDA graph")
         if self.amo_module == NULL:
+            self.not_capturing()
             self.load_atomics()
         if operand != NULL:
             memcpy(&value, operand, size)
         if cond != NULL:
             memcpy(&expected, cond, size)
-        if result != NULL:
-            out = self.amo_result
+        if result != NULL:      # by calls of several threads at a time
+            if not self.amo_spare:
+                self.add_amo_page()
+            out = <void *> <size_t> self.amo_spare.pop()
         arguments[0], arguments[1], arguments[2], arguments[3] = &there, &value, &expected, &out
         cdef CUfunction function = self.amo[element.kind == "float"][amo][size == 8]
-        cdef CUstream stream = self.main
         with nogil:
             CHECK_CUDA(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL), b"cuLaunchKernel")
         self.gpu.mark(stream)
+        with nogil:
+            CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
         if result != NULL:
-            with nogil:
-                CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
-            memcpy(result, self.amo_result, size)
+            memcpy(result, out, size)
+            self.amo_spare.append(<size_t> out)
+        return 0
+
+    cdef int add_amo_page(self) except -1:
+        cdef char *page = <char *> self.gpu.alloc_pinned(self.ordinal, AMO_PAGE)
+        cdef int i
+        self.amo_pages.append(<size_t> page)
+        self.amo_spare.extend([<size_t> (page + 8 * i) for i in range(AMO_PAGE // 8)])
         return 0
 
     cdef int load_atomics(self) except -1:
@@ -825,7 +845,8 @@ cdef class NvshmemBackend(Backend):
             name = amo_kernels.entry_name(op, kind, size).encode()
             CHECK_CUDA(cuda.cuModuleGetFunction(&self.amo[kind == "float"][<int> _AMO_NAMES.index(op)][size == 8], module,
                                                 <const char *> name), b"cuModuleGetFunction")
-        self.amo_result = self.gpu.alloc_pinned(self.ordinal, 16)
+        self.amo_pages, self.amo_spare = [], []
+        self.add_amo_page()
         self.amo_module = module
         return 0
 
@@ -843,13 +864,17 @@ cdef class NvshmemBackend(Backend):
         team.record.state = <void *> team
         if n == self.n_pes and list(pes) == list(range(n)):
             team.handle = NVSHMEM_TEAM_WORLD
-            self._attach_kernels(agreement, team)
-            return team
-        if self.limited:
+        elif self.limited:
             team.handle = NVSHMEM_TEAM_INVALID      # a set of PEs all the same; its collectives raise
             return team
-        team.handle = self._make_team(agreement, "a team", 0, n, my_pe)
-        self._attach_kernels(agreement, team)
+        else:
+            team.handle = self._make_team(agreement, "a team", 0, n, my_pe)
+        try:
+            self._attach_kernels(agreement, team)
+        except Exception:
+            if agreement.broken is None:    # it failed for all members
+                self.destroy_team(team)
+            raise
         return team
 
     cdef nvshmem_team_t _make_team(self, Agreement agreement, str what, int group, int n, int index) except? -2:
@@ -890,10 +915,13 @@ cdef class NvshmemBackend(Backend):
             self.gpu.drain_all(self.ordinal)
             self.kernels.free_slots.add((<NvshmemTeam> team).level.slot)
             self.exchange.detach(&(<NvshmemTeam> team).level)
-            handle = (<NvshmemTeam> team).rail
+        handle = (<NvshmemTeam> team).rail
+        if handle != NVSHMEM_TEAM_INVALID and self.started:
+            self.gpu.drain_all(self.ordinal)
             with nogil:
                 nvshmem.nvshmem_team_destroy(handle)
-            handle = (<NvshmemTeam> team).handle
+        (<NvshmemTeam> team).rail = NVSHMEM_TEAM_INVALID
+        handle = (<NvshmemTeam> team).handle
         if handle != NVSHMEM_TEAM_WORLD and handle != NVSHMEM_TEAM_INVALID and self.started:
             self.gpu.drain_all(self.ordinal)    # its kernels use memory that goes with the team
             with nogil:
@@ -1221,6 +1249,7 @@ def _remote_device(row, int pe):
     device.runtime = get_cuda_runtime()
     device.pe = pe
     device.ordinal = row[5]
+    device.foreign = True
     device.uuid = row[3]
     device.name = row[4]
     device.dlpack_type = 2

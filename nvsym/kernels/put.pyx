@@ -8,7 +8,7 @@ the signal as well. Copies of many bytes are the copy engine's, which leaves the
 from libc.stdint cimport uint32_t, uint64_t
 
 from .. import _driver
-from ..errors import NotAvailableError
+from ..errors import BackendError, NotAvailableError
 from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
@@ -50,7 +50,7 @@ cdef class PutKernels:
             return False    # nothing can be loaded now; NVSHMEM's call means the same
         try:
             self.prepare()
-        except NotAvailableError as error:
+        except (NotAvailableError, BackendError) as error:     # no compiler, or one that is older than the GPU
             self.why_not = str(error)
             self.put_up_to = self.get_up_to = self.signal_up_to = 0
             return False

@@ -62,6 +62,7 @@ typedef struct event {
     u64 magic;
     int references;
     unsigned flags;
+    void *of;                           /* its context */
     u64 recorded, done;                 /* the number of the last record, enqueued and reached */
     u64 time;
     struct stream *on;
@@ -537,6 +538,7 @@ CALL(cuEventCreate, AFTER_INIT, (void **out, unsigned flags), (out, flags), "fla
     e->magic = EVENT_MAGIC;
     e->references = 1;
     e->flags = flags;
+    e->of = sim_current();
     *out = e;
     count_events++;
     return OK;
@@ -591,7 +593,9 @@ static CUresult record(void *handle, void *stream, const char *what)
     pthread_mutex_lock(&lock);
     event *e = valid_event(handle, what, &status);
     struct stream *s = e ? resolve(stream, what, &status) : NULL;
-    if (s && s->in) {
+    if (s && s->of != e->of)
+        status = broke(INVALID_HANDLE, "%s: the event and the stream are of two contexts", what);
+    else if (s && s->in) {
         if (s->in->broken)
             status = CAPTURE_INVALIDATED;
         else {

@@ -346,6 +346,40 @@ def test_atomics(ctx, meet, name):
     meet()
 
 
+def test_atomics_are_done_when_they_return(ctx, meet):
+    """Also those that return nothing; and calls of several threads get a result each."""
+    counter, many = nvsym.SHMEMBuffer[np.int64].zeros(1), F32(16 << 20)
+    meet()
+    nvsym.atomic_add(counter, 1, ctx.my_pe())  # whatever the first one loads
+    for _ in range(4):
+        many.fill(1)
+        nvsym.atomic_add(counter, 1, ctx.my_pe())
+        assert ctx.stream.query()
+    meet()
+    found, barrier = [[] for _ in range(4)], threading.Barrier(4)
+
+    def count(own):
+        barrier.wait()
+        own.extend(int(nvsym.atomic_fetch_add(counter, 1, 0)) for _ in range(200))
+
+    threads = [threading.Thread(target=count, args=(own,)) for own in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({old for own in found for old in own}) == 800
+    assert all(own == sorted(own) for own in found)
+    meet()
+    if ctx.my_pe() == 0:
+        assert counter.to_numpy()[0] == 5 + 800 * ctx.n_pes()
+    graph = Graph(ctx.stream)
+    for call in (lambda: nvsym.atomic_add(counter, 1, 0), lambda: nvsym.atomic_fetch(counter, 0)):
+        with pytest.raises(nvsym.BackendError, match="captured into a CUDA graph"):
+            call()
+    graph.end()
+    meet()
+
+
 def combined(op, parts):
     if parts[0].dtype.itemsize <= 2 and parts[0].dtype.kind not in "biu":
         return combined(op, [part.astype(np.float32) for part in parts]).astype(parts[0].dtype)

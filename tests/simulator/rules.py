@@ -598,6 +598,14 @@ def elapsed_time_of_nothing(d):
     return d.cuda.cuEventElapsedTime(ctypes.byref(ctypes.c_float()), d.event(), d.event())
 
 
+@case(400, "two contexts")
+def record_of_an_event_of_another_context(d):
+    d.use()
+    event = d.event(2)
+    d.use(1)
+    return d.cuda.cuEventRecord(event, d.stream())
+
+
 @case(1, "flags 8")
 def event_flags(d):
     d.use()
