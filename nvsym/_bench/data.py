@@ -22,7 +22,7 @@ __all__ = [
 
 ATOMICS = ("fetch", "set", "add", "fetch_add", "inc", "swap", "compare_swap", "and", "or", "xor")
 
-# Those that have a block for each PE, and their bus bandwidth by nccl-tests: bytes, times (n - 1) / n but for a broadcast.
+# Whose operands are of one block for each PE; and the broadcast.
 COLLECTIVES = ("broadcast", "fcollect", "alltoall", "reducescatter")
 
 _UFUNCS = {

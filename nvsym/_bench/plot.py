@@ -100,7 +100,8 @@ def _draw_curves(pyplot, report, pages):
             style = {"color": _COLOURS.get(name), "marker": "o", "markersize": 3, "label": name}
             line[0].plot(sizes, [one["median_us"] for _, one in points], **style)
             if rated:
-                factor = 2 * (report["pes"] - 1) / report["pes"] if bus else 1
+                own = rows[-1]["nvsym"]
+                factor = own["bus_GB_per_s"] / own["GB_per_s"] if bus else 1  # the same for all rows and libraries
                 rates = [factor * size / one["median_us"] / 1e3 for size, one in points]
                 line[1].plot(sizes, rates, **style)
         # Far below what a launch takes the floor says nothing.

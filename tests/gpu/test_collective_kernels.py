@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from simulated import Graph
 
 import nvsym
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
@@ -274,6 +275,15 @@ def test_two_streams(ctx, limited, meet):
     ctx.synchronize()
     for k, dest in zip((4, 12, 18), dests, strict=True):
         assert (dest.to_numpy() == 1 + k).all()
+    # What was enqueued on a stream before its capture began cannot be waited for while it lasts.
+    captured = nvsym.Stream()
+    nvsym.allreduce(dests[0], sources[0], stream=captured)
+    graph = Graph(captured)
+    with pytest.raises(nvsym.BackendError, match="before its capture began"):
+        nvsym.allreduce(dests[0], sources[0], stream=streams[0])
+    graph.end()
+    nvsym.allreduce(dests[0], sources[0], stream=streams[0])
+    ctx.synchronize()
     # In one capture the order becomes a part of the graph.
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
