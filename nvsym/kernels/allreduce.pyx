@@ -17,10 +17,9 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from .launch cimport arch_of, can_launch_early, launch_own
+from .launch cimport arch_of, can_launch_early, launch_own, load_functions
 from .staged cimport EMPTY, StagedCopies, enough_queues
-from ..libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_FUNC_ATTRIBUTE_NUM_REGS, CUdeviceptr, CUfunction, CUmodule, CUstream)
+from ..libcuda cimport CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUdeviceptr, CUfunction, CUmodule, CUstream
 
 cdef enum:
     SLOTS          = 8          # teams that have kernels at a time
@@ -160,22 +159,12 @@ cdef class AllreduceKernels:
 
     cdef int prepare(self, int dtype, int op) except -1:
         """Compile (or take from the cache) and load the kernels of an element type and operator."""
-        cdef CUmodule module = NULL
-        cdef int i, registers
         if self.loaded(dtype, op):
             return 0
         start = time.perf_counter()
         cubin, _ = compiler.allreduce_cubin(DTYPES[dtype].name, OPS[op].name, self.arch)
-        self.gpu.use(self.ordinal)
-        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
-        self.modules.append(<size_t> module)
-        for i in range(KERNEL_COUNT - 1, -1, -1):   # loaded() looks at the first
-            name = compiler.KERNELS[i].encode()
-            CHECK_CUDA(cuda.cuModuleGetFunction(&self.functions[dtype][op][i], module, <const char *> name),
-                       b"cuModuleGetFunction")
-            # Asking makes a lazy driver load the function now, not at its first launch.
-            CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, self.functions[dtype][op][i]),
-                       b"cuFuncGetAttribute")
+        self.modules.append(load_functions(self.gpu, self.ordinal, cubin, compiler.KERNELS,
+                                           &self.functions[dtype][op][0]))
         self.compile_seconds += time.perf_counter() - start
         return 0
 

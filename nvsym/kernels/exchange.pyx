@@ -14,11 +14,11 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUfunction, CUmodule, CUstream
+from ..libcuda cimport CUfunction, CUstream
 from .allreduce cimport (
     KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_PES,
     PAD_BYTES, AllreduceKernels, TeamKernels)
-from .launch cimport launch_own
+from .launch cimport launch_own, load_functions
 
 cdef enum:
     SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
@@ -125,19 +125,9 @@ cdef class ExchangeKernels(AllreduceKernels):
 
     def load(self, cubin_of, arguments, names, size_t table):
         """Compile (or take from the cache) a module, and put its functions into a table."""
-        cdef CUmodule module = NULL
-        cdef CUfunction *functions = <CUfunction *> table
-        cdef int i, registers
         start = time.perf_counter()
         cubin, _ = cubin_of(*arguments)
-        self.gpu.use(self.ordinal)
-        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
-        self.modules.append(<size_t> module)
-        for i in range(len(names) - 1, -1, -1):     # the first one says that all are there
-            name = names[i].encode()
-            CHECK_CUDA(cuda.cuModuleGetFunction(&functions[i], module, <const char *> name), b"cuModuleGetFunction")
-            # Asking makes a lazy driver load the function now, not at its first launch.
-            CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, functions[i]), b"cuFuncGetAttribute")
+        self.modules.append(load_functions(self.gpu, self.ordinal, cubin, names, <CUfunction *> table))
         self.compile_seconds += time.perf_counter() - start
 
     cdef int barrier(self, TeamKernels *team, CUstream stream) except -1:

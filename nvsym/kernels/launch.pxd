@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CUfunction, CUstream
 
 # Launch a user's kernel in the current context. See SHMEMContext.enqueue_function for what kernel and arguments may be.
@@ -10,6 +11,9 @@ cdef int arch_of(int ordinal) except -1
 
 # Whether GPUs of a compute capability (90: 9.0) and the driver launch a kernel while the one before it on the stream still runs.
 cdef bint can_launch_early(int arch) except -1
+
+# Load machine code onto a GPU and put its functions of these names into a table, the first one last; the module's handle.
+cdef size_t load_functions(CudaRuntime gpu, int ordinal, bytes cubin, object names, CUfunction *functions) except 0
 
 # Launch one of nvsym's kernels. `early`: it begins with await_predecessor(), and its blocks may take their places on the
 # processors while the kernel before it still runs; only where can_launch_early().

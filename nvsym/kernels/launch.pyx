@@ -18,8 +18,9 @@ import numpy as np
 from .._driver cimport CHECK_CUDA, cuda, cuda_has, cuda_version
 from ..libcuda cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUDA_SUCCESS, CUfunction,
-    CUkernel, CUlaunchAttribute, CUlaunchConfig, CUstream)
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_NUM_REGS,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUDA_SUCCESS, CUfunction, CUkernel, CUlaunchAttribute, CUlaunchConfig,
+    CUmodule, CUstream)
 
 cdef enum:
     MAX_PARAMETERS = 4096   # more than the bytes of parameters allow
@@ -45,6 +46,26 @@ cdef int arch_of(int ordinal) except -1:
 
 cdef bint can_launch_early(int arch) except -1:
     return arch >= EARLY_ARCH and cuda_version() >= EARLY_SINCE and os.environ.get("NVSYM_TEST_OVERLAP", "1") == "1"
+
+
+cdef size_t load_functions(CudaRuntime gpu, int ordinal, bytes cubin, object names, CUfunction *functions) except 0:
+    cdef CUmodule module = NULL
+    cdef CUfunction function
+    cdef int i, registers
+    gpu.use(ordinal)
+    CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
+    try:
+        for i in range(len(names) - 1, -1, -1):
+            name = names[i].encode()
+            CHECK_CUDA(cuda.cuModuleGetFunction(&function, module, <const char *> name), b"cuModuleGetFunction")
+            # Asking makes a lazy driver load the function now, not at its first launch.
+            CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function), b"cuFuncGetAttribute")
+            functions[i] = function
+    except BaseException:
+        memset(functions, 0, len(names) * sizeof(CUfunction))
+        cuda.cuModuleUnload(module)
+        raise
+    return <size_t> module
 
 
 cdef int launch_own(CUfunction function, unsigned int blocks, unsigned int threads, void **arguments, CUstream stream,

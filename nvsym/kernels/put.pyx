@@ -13,8 +13,8 @@ from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
-from .launch cimport arch_of, can_launch_early, launch_own
-from ..libcuda cimport CU_FUNC_ATTRIBUTE_NUM_REGS, CUmodule, CUstream
+from .launch cimport arch_of, can_launch_early, launch_own, load_functions
+from ..libcuda cimport CUfunction, CUmodule, CUstream
 
 cdef enum:
     THREADS      = 512          # of a block
@@ -57,20 +57,15 @@ cdef class PutKernels:
         return True
 
     cdef int prepare(self) except -1:
-        cdef CUmodule module = NULL
-        cdef int arch, registers
+        cdef CUfunction functions[2]
+        cdef int arch
         if self.copy != NULL:
             return 0
         arch = arch_of(self.ordinal)
         self.overlap = can_launch_early(arch)
         cubin, _ = compiler.put_cubin(arch)
-        self.gpu.use(self.ordinal)
-        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
-        self.module = <size_t> module
-        CHECK_CUDA(cuda.cuModuleGetFunction(&self.copy_signal, module, b"nvsym_copy_signal"), b"cuModuleGetFunction")
-        CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, self.copy_signal), b"cuFuncGetAttribute")
-        CHECK_CUDA(cuda.cuModuleGetFunction(&self.copy, module, b"nvsym_copy"), b"cuModuleGetFunction")
-        CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, self.copy), b"cuFuncGetAttribute")
+        self.module = load_functions(self.gpu, self.ordinal, cubin, ("nvsym_copy", "nvsym_copy_signal"), functions)
+        self.copy_signal, self.copy = functions[1], functions[0]
         return 0
 
     cdef int close(self) except -1:
