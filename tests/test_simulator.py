@@ -746,6 +746,19 @@ def test_simulate():
     assert done.stdout == "3 nvsym simulated GPU\n"
 
 
+def test_any_setting_can_be_set():
+    _, found = command.settings(["--set", "devices=4", "--set", "LATE=0.5", "--set", "late=0.25", "--", "true"])
+    assert (found["NVSYM_SIM_DEVICES"], found["NVSYM_SIM_LATE"]) == ("4", "0.25")
+    _, found = command.settings(["--devices", "2", "--set", "DEVICES=4", "--", "true"])
+    assert found["NVSYM_SIM_DEVICES"] == "2"
+    done = subprocess.run([sys.executable, "-m", "nvsym", "simulate", "--set", "devices=4", "--", "true"],
+                          env=environment(), capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        simulator.environment(peers=False, mps=True).items() >= {"NVSYM_SIM_PEERS": "0", "NVSYM_SIM_MPS": "1"}.items()
+    )
+
+
 def test_cuda_bindings_find_it_by_name():
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     code = """
@@ -773,7 +786,9 @@ assert d.cuMulticastBindMem(handle, 0, own, 0, 4 << 20, 0)[0] == d.CUresult.CUDA
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [([], "no command"), (["--devices", "65", "--", "true"], "65"), (["--log", "/nowhere", "--", "true"], "/nowhere"),
-     (["--set", "x", "--", "true"], "NAME=VALUE"), (["--set", "NVLINK=0", "--", "true"], "no setting NVLINK; did you mean NVLINKS"), (["--nodes", "0", "--", "true"], "from 1"), (["--device", "1", "--", "true"], "--device")],
+     (["--set", "x", "--", "true"], "NAME=VALUE"), (["--set", "by_name=1", "--", "true"], "--by-name"),
+     (["--late", "-1", "--", "true"], "--late -1"), (["--late", "nan", "--", "true"], "--late nan"),
+      (["--set", "NVLINK=0", "--", "true"], "no setting NVLINK; did you mean NVLINKS"), (["--nodes", "0", "--", "true"], "from 1"), (["--device", "1", "--", "true"], "--device")],
 )  # fmt: skip
 def test_simulate_refuses(capsys, arguments, says):
     with pytest.raises(SystemExit) as ended:

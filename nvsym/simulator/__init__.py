@@ -81,7 +81,7 @@ def environment(devices=None, *, by_name=False, **settings):
     ValueError
         For a setting that does not exist.
     """
-    more = {name.upper(): str(value) for name, value in settings.items()}
+    more = {name.upper(): str(int(value) if isinstance(value, bool) else value) for name, value in settings.items()}
     for name in more.keys() - SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(SETTINGS))}"
