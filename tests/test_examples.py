@@ -265,6 +265,7 @@ def names_of_headers():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_and_files_of_the_documents_exist(document):
     text = document.read_text()
+    assert text.startswith("<!-- SPDX-License-Identifier: Apache-2.0 -->\n")
     for name in re.findall(r"\bnvsym\.([A-Za-z]\w+)", text):
         files = [ROOT / "nvsym" / f"{name}.py", ROOT / "nvsym" / name / "__init__.py"]
         assert hasattr(nvsym, name) or any(file.is_file() for file in files) or name in ("py", "pyx", "cuh"), name

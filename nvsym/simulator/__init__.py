@@ -165,7 +165,11 @@ def _library():
     library.nvsym_sim_counters.restype = None
     library.nvsym_sim_calls.argtypes = (ctypes.c_char_p,)
     library.nvsym_sim_calls.restype = ctypes.c_uint64
-    for words in (library.nvsym_sim_call_names, library.nvsym_sim_last_violation):
+    for words in (
+        library.nvsym_sim_call_names,
+        library.nvsym_sim_last_violation,
+        library.nvsym_sim_plan_refusal,
+    ):
         words.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         words.restype = ctypes.c_size_t
     library.nvsym_sim_set.argtypes = (ctypes.c_char_p, ctypes.c_double)
@@ -203,10 +207,11 @@ def fail(plan=""):
     Raises
     ------
     ValueError
-        If it cannot be read; the plan is then as it was.
+        If it cannot be read, or names a function or a PE that does not exist; the plan is then as it was.
     """
     if _library().nvsym_sim_fail(plan.encode()) != 0:
-        raise ValueError(f"plan: {plan!r} cannot be read; write such as 'cuMemCreate:2:802@pe1'")
+        why = _text(_library().nvsym_sim_plan_refusal)
+        raise ValueError(f"plan: {plan!r} cannot be read: {why}; write such as 'cuMemCreate:2:802@pe1'")
 
 
 def counters():
@@ -251,10 +256,13 @@ def configure(**settings):
     Raises
     ------
     ValueError
-        For another name.
+        For another name, or a negative value.
     """
     for name, value in settings.items():
-        if _library().nvsym_sim_set(name.encode(), float(value)) != 0:
+        status = _library().nvsym_sim_set(name.encode(), float(value))
+        if status == -2:
+            raise ValueError(f"{name}: {value!r} is no value of this setting; a number from 0 on is needed")
+        if status != 0:
             raise ValueError(f"{name}: no setting of the simulator that can be changed")
 
 
