@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Not run: what a type checker concludes from nvsym's stubs. Nothing here is an error.
+import array
+import ctypes
+from collections.abc import Sequence
 from typing import Any, assert_type
 
 import numpy as np
@@ -44,6 +47,48 @@ def operations(a: SHMEMBuffer[np.float32], b: SHMEMBuffer[np.float32], s: SHMEMB
     assert_type(nvsym.TEAM_WORLD.split_2d(2), tuple[nvsym.Team, nvsym.Team])
     assert_type(nvsym.get_include(), str)
     assert_type(nvsym.get_cmake_dir(), str)
+
+
+class Tensor:
+    @property
+    def shape(self) -> Sequence[int]:
+        return (3,)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {}
+
+
+def memory(a: SHMEMBuffer[np.float32], tensor: Tensor, unknown: Any, some: npt.NDArray[Any]) -> None:
+    host = nvsym.HostBuffer(np.float32, 3)
+    nvsym.put(a, host, 0)
+    nvsym.put(a, a.peer(0), 0)
+    nvsym.put(a[1:2], np.ones((2, 3)).astype(np.float32)[0], 0)
+    nvsym.put(a, tensor, 0)
+    nvsym.put(a, unknown, 0)
+    nvsym.put(a, some, 0)
+    nvsym.get(host, a, 0)
+    nvsym.get(memoryview(bytearray(12)), a, 0)
+    nvsym.get(array.array("f", [0.0]), a, 0)
+    nvsym.put_signal(a, np.full(3, 1, np.float32), SHMEMBuffer[np.uint64](1), 1, 0)
+    anything: SHMEMBuffer[Any] = a
+    nvsym.put(anything, a, 0)
+    nvsym.put(a, anything, 0)
+    nvsym.put(anything, some, 0)
+    a.enqueue_copy_from(host)
+    a.enqueue_copy_from(np.arange(3).astype(np.float32))
+    a.enqueue_copy_from(0x1000)
+    a.enqueue_copy_from(tensor)
+    a.enqueue_copy_to((ctypes.c_float * 3)())
+    SHMEMBuffer[np.uint8](4).enqueue_copy_from(b"1234")
+    anything.enqueue_copy_to(some)
+    anything.enqueue_copy_from(unknown)
+
+
+def of_any_type(a: SHMEMBuffer[Any], b: SHMEMBuffer[Any], some: npt.NDArray[np.float64]) -> None:
+    nvsym.put(a, b, 0)
+    nvsym.get(some, b, 0)
+    nvsym.allreduce(a, b)
 
 
 class OfTorch:
