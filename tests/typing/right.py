@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 import nvsym
-from nvsym import SHMEMBuffer
+from nvsym import SHMEMBuffer, simulator
+from nvsym.testing import CompletedJob, mpirun
 
 
 def buffers(ctx: nvsym.SHMEMContext) -> None:
@@ -110,3 +111,28 @@ def streams() -> None:
 
 def errors(error: nvsym.PeerError) -> None:
     assert_type(error.pes, tuple[int, ...])
+
+
+def on_simulated_gpus() -> None:
+    env = simulator.environment(devices=4, late=0.01, fail="cuMemCreate:1:999")
+    assert_type(env, dict[str, str])
+    done = mpirun(2, "import nvsym", "argument", 3, env={**env, "PATH": None}, timeout=60, check=False)
+    assert_type(done, CompletedJob)
+    assert_type(done.pe_stdout[0], str)
+    assert_type(done.describe(), str)
+    simulator.fail()
+    simulator.configure(late=0.5, slots=3)
+    assert_type(simulator.is_active(), bool)
+    assert_type(simulator.counters().memory(), tuple[int, ...])
+    assert_type(simulator.calls("cuMemCreate"), int)
+    assert_type(simulator.call_counts(), dict[str, int])
+    assert_type(simulator.last_violation(), str)
+    assert_type(simulator.place(), tuple[int, int, int, int])
+    assert_type(simulator.read_log("pe0-1.log")[0].note, str)
+    assert_type(simulator.library_path(), str)
+    with simulator.deferred():
+        simulator.multimem_st(0, 0x1000, "f32", simulator.ld_reduce(0, 0x1000, "f32", "add", 4))
+        simulator.multimem_red(0, 0x1000, "u32", "add", [1], order="release")
+        simulator.store(0, 0x1000, simulator.load(0, 0x1000, np.uint32))
+        simulator.fence()
+        simulator.fence_alias()
