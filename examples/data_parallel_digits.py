@@ -17,6 +17,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "
     os.environ.setdefault(variable, "1")
 
 import argparse  # noqa: E402
+import importlib.util  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 import zlib  # noqa: E402
@@ -99,6 +100,8 @@ def main():
     args = parser.parse_args()
     if args.epochs < 1 or args.batch < 1 or args.hidden < 1:
         parser.error("--epochs, --batch and --hidden must be above zero")
+    if importlib.util.find_spec("sklearn") is None:
+        sys.exit("data_parallel_digits.py needs scikit-learn: pip install scikit-learn")
 
     with nvsym.SHMEMContext(backend=args.backend, heap_size="64M") as ctx:
         me, n = ctx.my_pe(), ctx.n_pes()

@@ -6,6 +6,8 @@ import functools
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -215,6 +217,43 @@ def test_examples_notice_what_is_wrong(mpirun, example):
     assert job.returncode == 1, job.describe()
     assert "FAILED" in job.pe_stdout[0]
     assert "Traceback" not in job.stderr
+
+
+# The library that an example cannot do without, and what it says to install.
+LIBRARIES = {
+    "cupy_ring.py": ("cupy", "CuPy", "cupy-cuda13x"),
+    "jax_regression.py": ("jax", "JAX", "jax"),
+    "numba_heat.py": ("numba", "Numba", "numba"),
+    "torch_ddp_digits.py": ("torch", "PyTorch and scikit-learn", "torch scikit-learn"),
+    "torch_graph.py": ("torch", "PyTorch", "torch"),
+    "triton_allreduce.py": ("triton", "PyTorch and Triton", "torch triton"),
+    "data_parallel_digits.py": ("sklearn", "scikit-learn", "scikit-learn"),
+    "cuda_cpp/ring.py": ("cuda.bindings", "cuda-bindings", "'nvsym[cu13]'"),
+}
+
+
+@pytest.mark.parametrize("example", [path.relative_to(EXAMPLES).as_posix() for path in sorted(EXAMPLES.glob("*.py"))]
+                         + ["cuda_cpp/ring.py", "cuda_cpp/histogram.py"])  # fmt: skip
+def test_examples_without_the_library_that_they_need(example):
+    library, name, package = LIBRARIES.get(example, ("nothing", "", ""))
+    # None in the place of a module is one that cannot be imported.
+    code = "import runpy, sys\nsys.modules[sys.argv[1]] = None\nsys.argv = sys.argv[2:]\n"
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+
+    def run(*options):
+        words = [sys.executable, "-c", code, library, EXAMPLES / example, *options]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+    shown = run("--help")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"usage: {pathlib.Path(example).name} ")
+    assert len(re.findall(r"^  --\w+", shown.stdout, re.MULTILINE)) > 1 or example in ("hello.py", "cupy_ring.py")
+    if example in LIBRARIES:
+        alone = run()
+        assert alone.returncode == 1
+        assert alone.stderr.startswith(f"{pathlib.Path(example).name} needs {name}"), alone.stderr
+        assert f": pip install {package}" in alone.stderr
+        assert len(alone.stderr.splitlines()) == 1
 
 
 def test_every_example_is_tested_and_listed():
