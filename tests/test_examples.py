@@ -256,6 +256,14 @@ def test_examples_without_the_library_that_they_need(example):
         assert len(alone.stderr.splitlines()) == 1
 
 
+def test_a_file_that_cannot_be_written_is_a_mistake_of_the_command_line(tmp_path):
+    for file in (tmp_path / "no" / "weights.npz", tmp_path):
+        words = [sys.executable, EXAMPLES / "data_parallel_digits.py", "--save", file]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert f"argument --save: {file} cannot be written" in done.stderr
+
+
 def test_every_example_is_tested_and_listed():
     examples = {path.name for path in EXAMPLES.glob("*.py")}
     folder = pathlib.Path(__file__).parent
