@@ -36,7 +36,7 @@ endif
 .PHONY: help venv build run test test-openmpi test-sanitizer test-gpu bench bench-gpu lint clean distclean dist
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
 	@echo
 	@echo "Variables: NP=4 (processes of make run), MPI=mpich or openmpi (default: the first one found),"
 	@echo "PYTHON=python3 (for .venv, and for the GPU targets), PYTEST_ARGS, BENCH_ARGS, TORCH=torch==2.13.0+cpu"

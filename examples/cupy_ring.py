@@ -11,10 +11,22 @@ lets the next step see it. It needs a GPU, and PEs that can address each other's
 import argparse
 import sys
 
-import cupy
 import numpy as np
 
 import nvsym
+
+
+def command_line():
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
+    parser.add_argument("--count", type=int, default=1 << 20, help="float32 elements of a block (default: %(default)s)")
+    return parser
+
+
+try:
+    import cupy
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"cupy_ring.py needs CuPy: pip install cupy-cuda13x, or cupy-cuda12x ({error})")
 
 PASS_ON = cupy.RawKernel(
     r"""
@@ -36,9 +48,7 @@ def block_of(pe, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
-    parser.add_argument("--count", type=int, default=1 << 20, help="float32 elements of a block (default: %(default)s)")
-    args = parser.parse_args()
+    args = command_line().parse_args()
 
     # CuPy's current stream, and so its arrays, are on the GPU of this PE.
     with nvsym.SHMEMContext(backend="nvshmem", heap_size="256M") as ctx, cupy.cuda.Device(ctx.device.ordinal):

@@ -17,6 +17,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "
     os.environ.setdefault(variable, "1")
 
 import argparse  # noqa: E402
+import importlib.util  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 import zlib  # noqa: E402
@@ -86,6 +87,14 @@ class Network:
         return -float(log_p[rows, y].sum())
 
 
+def writable(file):
+    """The type of --save: a mistake is said before the training, not after it."""
+    place = file if os.path.exists(file) else os.path.dirname(file) or "."
+    if os.path.isdir(file) or not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{file} cannot be written")
+    return file
+
+
 def main():
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("--epochs", type=int, default=20, help="(default: %(default)s)")
@@ -94,11 +103,13 @@ def main():
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default: %(default)s)")
     parser.add_argument("--momentum", type=float, default=0.9, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--save", metavar="FILE", help="PE 0 writes the weights to this .npz file")
+    parser.add_argument("--save", type=writable, metavar="FILE", help="PE 0 writes the weights to this .npz file")
     parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
     args = parser.parse_args()
     if args.epochs < 1 or args.batch < 1 or args.hidden < 1:
         parser.error("--epochs, --batch and --hidden must be above zero")
+    if importlib.util.find_spec("sklearn") is None:
+        sys.exit("data_parallel_digits.py needs scikit-learn: pip install scikit-learn")
 
     with nvsym.SHMEMContext(backend=args.backend, heap_size="64M") as ctx:
         me, n = ctx.my_pe(), ctx.n_pes()

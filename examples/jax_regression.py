@@ -13,14 +13,31 @@ import argparse
 import os
 import sys
 
-# JAX would take most of a GPU's memory at once, and other PEs or NVSHMEM need theirs.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import nvsym
+
+
+def command_line():
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
+    parser.add_argument("--samples", type=int, default=4096, help="over all PEs (default: %(default)s)")
+    parser.add_argument("--features", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="(default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.5, help="learning rate (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
+    return parser
+
+
+# JAX would take most of a GPU's memory at once, and other PEs or NVSHMEM need theirs.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"jax_regression.py needs JAX: pip install jax ({error})")
 
 
 def samples(n, features, seed):
@@ -39,14 +56,7 @@ def loss(weights, x, y):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
-    parser.add_argument("--samples", type=int, default=4096, help="over all PEs (default: %(default)s)")
-    parser.add_argument("--features", type=int, default=32, help="(default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=100, help="(default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.5, help="learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
-    args = parser.parse_args()
+    args = command_line().parse_args()
 
     with nvsym.SHMEMContext(backend=args.backend, heap_size="32M") as ctx:
         me, n = ctx.my_pe(), ctx.n_pes()

@@ -11,10 +11,24 @@ host memory an ordinary compiled function (NumPy's buffer protocol). The result 
 import argparse
 import sys
 
-import numba
 import numpy as np
 
 import nvsym
+
+
+def command_line():
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
+    parser.add_argument("--cells", type=int, default=10_000, help="of each PE (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="(default: %(default)s)")
+    parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
+    return parser
+
+
+try:
+    import numba
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"numba_heat.py needs Numba: pip install numba ({error})")
 
 RATE = np.float64(0.25)
 
@@ -60,11 +74,7 @@ def reference(cells, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
-    parser.add_argument("--cells", type=int, default=10_000, help="of each PE (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="(default: %(default)s)")
-    parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
-    args = parser.parse_args()
+    args = command_line().parse_args()
 
     with nvsym.SHMEMContext(backend=args.backend, heap_size="64M") as ctx:
         me, n = ctx.my_pe(), ctx.n_pes()

@@ -18,19 +18,36 @@ import argparse
 import sys
 import zlib
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-import nvsym.torch
+def command_line():
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
+    parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=64, help="samples of a step, over all ranks (default: %(default)s)"
+    )
+    parser.add_argument("--hidden", type=int, default=64, help="units of the hidden layer (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.05, help="learning rate (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
+    return parser
+
+
+try:
+    import torch
+    import torch.distributed as dist
+    from sklearn.datasets import load_digits
+    from torch.nn.parallel import DistributedDataParallel
+
+    import nvsym.torch
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"torch_ddp_digits.py needs PyTorch and scikit-learn: pip install torch scikit-learn ({error})")
 
 TRAIN = 1440
 
 
 def load():
     """Pixels in 0..1, and the digits that they show."""
-    from sklearn.datasets import load_digits
-
     data = load_digits()
     return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
 
@@ -66,23 +83,14 @@ def train(group, images, digits, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
-    parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=64, help="samples of a step, over all ranks (default: %(default)s)"
-    )
-    parser.add_argument("--hidden", type=int, default=64, help="units of the hidden layer (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.05, help="learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--backend", default="auto", choices=("auto", "nvshmem", "host"))
-    args = parser.parse_args()
+    args = command_line().parse_args()
 
     torch.set_num_threads(1)
     dist.init_process_group("nvsym", init_method=f"nvsym://?backend={args.backend}&heap_size=512M")
     ctx = nvsym.context()
     rank, n = dist.get_rank(), dist.get_world_size()
     if args.batch % n or not 0 < args.batch <= TRAIN:
-        parser.error(f"--batch must be a multiple of the {n} ranks, up to {TRAIN}")
+        command_line().error(f"--batch must be a multiple of the {n} ranks, up to {TRAIN}")
     device = torch.device("cpu") if ctx.device.is_host else torch.device("cuda", ctx.device.ordinal)
     images, digits = (t.to(device) for t in load())
     results = {}

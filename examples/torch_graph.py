@@ -12,17 +12,26 @@ eigenvalue must be that of `torch.linalg`. It needs a GPU.
 import argparse
 import sys
 
-import torch
-import torch.distributed as dist
 
-import nvsym.torch
-
-
-def main():
+def command_line():
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("--size", type=int, default=256, help="rows of the matrix (default: %(default)s)")
     parser.add_argument("--replays", type=int, default=30, help="steps (default: %(default)s)")
-    args = parser.parse_args()
+    return parser
+
+
+try:
+    import torch
+    import torch.distributed as dist
+
+    import nvsym.torch
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"torch_graph.py needs PyTorch: pip install torch ({error})")
+
+
+def main():
+    args = command_line().parse_args()
 
     dist.init_process_group("nvsym", init_method="nvsym://?backend=nvshmem&heap_size=256M")
     ctx = nvsym.context()

@@ -12,11 +12,27 @@ import argparse
 import sys
 
 import numpy as np
-import torch
-import triton
-import triton.language as tl
 
-import nvsym.torch
+
+def command_line():
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
+    parser.add_argument("--count", type=int, default=1 << 18, help="float32 elements (default: %(default)s)")
+    parser.add_argument("--block", type=int, default=1024, help="elements of a program (default: %(default)s)")
+    parser.add_argument(
+        "--backend", default="nvshmem", choices=("nvshmem", "host"), help="host: with TRITON_INTERPRET=1"
+    )
+    return parser
+
+
+try:
+    import torch
+    import triton
+    import triton.language as tl
+
+    import nvsym.torch
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"triton_allreduce.py needs PyTorch and Triton: pip install torch triton ({error})")
 
 
 @triton.jit
@@ -31,13 +47,7 @@ def sum_over_pes(table, out, count, N: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
-    parser.add_argument("--count", type=int, default=1 << 18, help="float32 elements (default: %(default)s)")
-    parser.add_argument("--block", type=int, default=1024, help="elements of a program (default: %(default)s)")
-    parser.add_argument(
-        "--backend", default="nvshmem", choices=("nvshmem", "host"), help="host: with TRITON_INTERPRET=1"
-    )
-    args = parser.parse_args()
+    args = command_line().parse_args()
 
     with nvsym.SHMEMContext(backend=args.backend, heap_size="256M") as ctx:
         me, n = ctx.my_pe(), ctx.n_pes()

@@ -41,11 +41,12 @@ from .pool import SymmetricPool
 from .rma import barrier, barrier_all, fence, get, put, quiet, sync, sync_all
 from .signals import put_signal, signal_op, signal_wait_until
 from .stream import Event, Stream
-from .team import PREDEFINED, Team
+from .team import PREDEFINED as _PREDEFINED
+from .team import Team
 
-TEAM_WORLD = PREDEFINED["TEAM_WORLD"]
-TEAM_NODE = PREDEFINED["TEAM_NODE"]
-TEAM_SHARED = PREDEFINED["TEAM_SHARED"]
+TEAM_WORLD = _PREDEFINED["TEAM_WORLD"]
+TEAM_NODE = _PREDEFINED["TEAM_NODE"]
+TEAM_SHARED = _PREDEFINED["TEAM_SHARED"]
 
 
 def get_include() -> str:

@@ -123,7 +123,7 @@ def _started_by():
 
 def _settings_rows():
     """Every setting, and the errors of those that cannot be taken."""
-    good, errors = {}, []
+    good, bad, errors = {}, {}, []
     for name, text in os.environ.items():
         if not name.startswith("NVSYM_"):
             continue
@@ -131,10 +131,16 @@ def _settings_rows():
             _settings.load({name: text})
         except SettingError as error:
             errors.append(str(error))
+            bad[name] = text
         else:
             good[name] = text
     rows = [
-        {"name": name, "value": value, "source": source, "meaning": meaning}
+        {
+            "name": name,
+            "value": bad.get(name, value),
+            "source": "environment (not taken)" if name in bad else source,
+            "meaning": meaning,
+        }
         for name, value, source, meaning in _settings.load(good).rows()
     ]
     return rows, errors

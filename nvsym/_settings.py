@@ -71,24 +71,26 @@ def _parse_bool(text):
         raise ValueError(f"{text!r} is neither 1 nor 0") from None
 
 
-def _parse_count(text):
-    value = int(text)
-    if not 0 <= value < 1 << 31:
-        raise ValueError(f"{value} is not in 0..2147483647")
-    return value
+def _parse_whole(least, most):
+    def parse(text):
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
+        return value
 
-
-def _parse_max_teams(text):
-    value = int(text)
-    if not 4 <= value <= 4096:
-        raise ValueError(f"{value} is not in 4..4096")
-    return value
+    return parse
 
 
 def _parse_seconds(text):
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < 1e9:
-        raise ValueError(f"{text!r} is not a number of seconds (0 means no limit)")
+        raise ValueError(f"{text!r} is not a number of seconds, 0 or more and below 1e9")
     return value
 
 
@@ -116,6 +118,10 @@ def _parse_choice(*choices):
     return parse
 
 
+def _shown(value):
+    return str(int(value) if isinstance(value, bool) else value)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One environment variable: how its text becomes a value, its default, and what it means."""
@@ -124,7 +130,7 @@ class Setting:
     parse: Callable[[str], Any]
     default: Any
     meaning: str
-    shown_as: Callable[[Any], str] = str
+    shown_as: Callable[[Any], str] = _shown
 
 
 SETTINGS = {
@@ -144,11 +150,16 @@ SETTINGS = {
         Setting("NVSYM_ABORT_ON_EXCEPTION", _parse_bool, True, "abort the job when one PE ends in an exception"),
         Setting(
             "NVSYM_MAX_TEAMS",
-            _parse_max_teams,
+            _parse_whole(4, 4096),
             32,
             "teams that may exist at a time, with the predefined ones; 4 to 4096",
         ),
-        Setting("NVSYM_SPIN", _parse_count, None, "polls before a waiting PE yields; by default by cores and PEs"),
+        Setting(
+            "NVSYM_SPIN",
+            _parse_whole(0, (1 << 31) - 1),
+            None,
+            "polls before a waiting PE yields; by default by cores and PEs",
+        ),
         Setting(
             "NVSYM_ALLREDUCE_ALGORITHM",
             _parse_choice("auto", "one_shot", "two_shot", "multimem", "nvshmem", "mpi"),

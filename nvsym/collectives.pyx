@@ -173,8 +173,11 @@ cdef enum:
     REDUCESCATTER = ALGO_COUNT      # in the place of an algorithm of allreduce
 
 
-cdef int check_reduce(SHMEMBuffer d, int op, int algorithm) except -1:
-    """That the backend can reduce this element type by this code in this way; looked up once for each."""
+cdef int check_reduce(SHMEMBuffer d, int op, int algorithm, bint by_setting) except -1:
+    """That the backend can reduce this element type by this code in this way; looked up once for each.
+
+    `by_setting`: the algorithm is not the caller's, but that of the environment.
+    """
     if d.job.reduces[d.type_id][op][algorithm]:
         return 0
     if algorithm == REDUCESCATTER:
@@ -184,7 +187,8 @@ cdef int check_reduce(SHMEMBuffer d, int op, int algorithm) except -1:
     if reason is not None:
         if algorithm == ALGO_AUTO or algorithm == REDUCESCATTER or d.job.backend.why_no_reduce(d.type_id, op, ALGO_AUTO) is not None:
             raise TypeError(f"op: {reason}")
-        raise ValueError(f"algorithm: {ALGORITHMS[algorithm]!r} cannot be used here: {reason}")
+        asked = "the setting NVSYM_ALLREDUCE_ALGORITHM" if by_setting else "algorithm"
+        raise ValueError(f"{asked}: {ALGORITHMS[algorithm]!r} cannot be used here: {reason}")
     d.job.reduces[d.type_id][op][algorithm] = True
     return 0
 
@@ -225,6 +229,7 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     cdef SHMEMBuffer d, s
     cdef void *ptr = NULL
     cdef int code = 0, way = 0
+    cdef bint by_setting = False
     if isinstance(dest, Buffer):
         try:
             if algorithm_id(algorithm) not in (ALGO_AUTO, ALGO_MULTIMEM):
@@ -238,11 +243,12 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
         t = world_team()
         if way == ALGO_AUTO and t.job is not None:
             way = t.job.default_algorithm
+            by_setting = True
         t = live_team(team)
         d, s = as_buffer(dest, "dest"), as_buffer(source, "source")
         check_operands(t, d, s, 1, 1, stream, &ptr)
         code = op_id(op)
-        check_reduce(d, code, way)
+        check_reduce(d, code, way, by_setting)
     except Exception as error:
         fail(team, COLL_REDUCE, error, stream, way)
     d.job.backend.reduce(t.data, d.type_id, code, d.ptr, s.ptr, s.count, way, ptr, keep(d, s, t, ptr))
@@ -280,11 +286,12 @@ def explain_allreduce(dest, source=None, op="sum", *, team=None, algorithm="auto
     cdef void *ptr = NULL
     check_operands(t, d, s, 1, 1, None, &ptr)
     cdef int way = algorithm_id(algorithm), code = op_id(op)
+    cdef bint by_setting = way == ALGO_AUTO
     asked_by = "call"
-    if way == ALGO_AUTO:
+    if by_setting:
         way = d.job.default_algorithm
         asked_by = d.job.settings.source["NVSYM_ALLREDUCE_ALGORITHM"]
-    check_reduce(d, code, way)
+    check_reduce(d, code, way, by_setting)
     name, reason, thresholds = d.job.backend.explain_reduce(t.data, d.type_id, code, d.count, way, d.ptr == s.ptr)
     return AllreduceChoice(name, reason, thresholds, ALGORITHMS[way], asked_by, d.job.backend.name, d.element.name,
                            OPS[code].name, t.data.n_pes, d.count * d.item)
@@ -353,7 +360,7 @@ def reducescatter(dest, source, op="sum", *, team=None, stream=None):
         check_operands(t, d, s, 1, 0, stream, &ptr)
         not_in_place(t, d, s)
         code = op_id(op)
-        check_reduce(d, code, REDUCESCATTER)
+        check_reduce(d, code, REDUCESCATTER, False)
     except Exception as error:
         fail(team, COLL_REDUCESCATTER, error, stream)
     d.job.backend.reducescatter(t.data, d.type_id, code, d.ptr, s.ptr, d.count, ptr, keep(d, s, t, ptr))

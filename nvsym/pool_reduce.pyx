@@ -53,7 +53,7 @@ cdef int reduce_in_pool(Buffer dest, object source, int op, Team team, object st
     dtype = dest.element.id
     reason = team.job.backend.why_no_multimem(team.data, dtype, op)
     if reason is not None:
-        raise ValueError(f"algorithm: 'multimem' cannot be used here: {reason}")
+        raise ValueError(f"dest: a view of a SymmetricPool is reduced by 'multimem', which cannot be used here: {reason}")
     job_stream(team.job, stream, &ptr)
     own = <char *> pool.unicast_ptr(team.job.backend.device)
     delta = <int64_t *> malloc(team.data.n_pes * sizeof(int64_t))

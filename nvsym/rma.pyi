@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, SupportsIndex
+from typing import SupportsIndex, TypeVar
 
-from .buffer import SHMEMBuffer
+import numpy as np
+
+from .buffer import SHMEMBuffer, _Memory
 from .stream import StreamLike
 from .team import Team
 
-def put(dest: SHMEMBuffer[Any], source: Any, pe: SupportsIndex, *, stream: StreamLike = None) -> None: ...
-def get(dest: Any, source: SHMEMBuffer[Any], pe: SupportsIndex, *, stream: StreamLike = None) -> None: ...
+_S = TypeVar("_S", bound=np.generic)
+
+def put(
+    dest: SHMEMBuffer[_S], source: SHMEMBuffer[_S] | _Memory[_S], pe: SupportsIndex, *, stream: StreamLike = None
+) -> None: ...
+def get(
+    dest: SHMEMBuffer[_S] | _Memory[_S], source: SHMEMBuffer[_S], pe: SupportsIndex, *, stream: StreamLike = None
+) -> None: ...
 def fence(*, stream: StreamLike = None) -> None: ...
 def quiet(*, stream: StreamLike = None) -> None: ...
 def barrier_all(*, stream: StreamLike = None) -> None: ...

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex, TypeVar
 
 import numpy as np
 
-from .buffer import SHMEMBuffer
+from .buffer import SHMEMBuffer, _Memory
 from .stream import StreamLike
 
+_S = TypeVar("_S", bound=np.generic)
+
 def put_signal(
-    dest: SHMEMBuffer[Any],
-    source: Any,
+    dest: SHMEMBuffer[_S],
+    source: SHMEMBuffer[_S] | _Memory[_S],
     signal: SHMEMBuffer[np.uint64],
     value: SupportsIndex,
     pe: SupportsIndex,

@@ -719,6 +719,18 @@ def test_gpu_report_is_written(tmp_path):
     assert all(f"({picture.name})" in text for picture in pictures)
 
 
+def test_the_help_has_paragraphs(monkeypatch):
+    from nvsym._bench.options import make_parser
+
+    monkeypatch.setenv("COLUMNS", "80")
+    text = make_parser("put").format_help()
+    assert (
+        "\n\nmpirun -n 2 python -m nvsym bench put -b 16 -e 1M --vs mpi4py\n\nOn the host backend: Each batch" in text
+    )
+    assert "\n\nOn GPUs: Each batch" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_suites_are_command_lines():
     from nvsym._bench.options import make_parser
 

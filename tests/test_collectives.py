@@ -477,17 +477,22 @@ def test_the_setting_of_the_algorithm(mpirun):
         import nvsym
         ctx = nvsym.init(heap_size="1M")
         a = nvsym.SHMEMBuffer["float32"].full(20, 1)
-        try:
-            nvsym.allreduce(a, a)
-        except ValueError as error:
-            print(error)
+        for call in (nvsym.allreduce, nvsym.explain_allreduce):
+            for algorithm in ("auto", "nvshmem"):
+                try:
+                    call(a, a, algorithm=algorithm)
+                except ValueError as error:
+                    print(error)
         nvsym.allreduce(a, a, algorithm="two_shot")
         print(a.to_numpy()[0])
         """,
         env={"NVSYM_ALLREDUCE_ALGORITHM": "multimem"},
     )
     for text in done.pe_stdout:
-        assert "'multimem' cannot be used here" in text
+        said = text.splitlines()
+        for by_setting, by_call in (said[:2], said[2:4]):
+            assert by_setting.startswith("the setting NVSYM_ALLREDUCE_ALGORITHM: 'multimem' cannot be used here: ")
+            assert by_call.startswith("algorithm: 'nvshmem' cannot be used here: ")
         assert text.endswith("2.0\n")
     code = """
         import nvsym

@@ -6,6 +6,8 @@ import functools
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -217,6 +219,51 @@ def test_examples_notice_what_is_wrong(mpirun, example):
     assert "Traceback" not in job.stderr
 
 
+# The library that an example cannot do without, and what it says to install.
+LIBRARIES = {
+    "cupy_ring.py": ("cupy", "CuPy", "cupy-cuda13x"),
+    "jax_regression.py": ("jax", "JAX", "jax"),
+    "numba_heat.py": ("numba", "Numba", "numba"),
+    "torch_ddp_digits.py": ("torch", "PyTorch and scikit-learn", "torch scikit-learn"),
+    "torch_graph.py": ("torch", "PyTorch", "torch"),
+    "triton_allreduce.py": ("triton", "PyTorch and Triton", "torch triton"),
+    "data_parallel_digits.py": ("sklearn", "scikit-learn", "scikit-learn"),
+    "cuda_cpp/ring.py": ("cuda.bindings", "cuda-bindings", "'nvsym[cu13]'"),
+}
+
+
+@pytest.mark.parametrize("example", [path.relative_to(EXAMPLES).as_posix() for path in sorted(EXAMPLES.glob("*.py"))]
+                         + ["cuda_cpp/ring.py", "cuda_cpp/histogram.py"])  # fmt: skip
+def test_examples_without_the_library_that_they_need(example):
+    library, name, package = LIBRARIES.get(example, ("nothing", "", ""))
+    # None in the place of a module is one that cannot be imported.
+    code = "import runpy, sys\nsys.modules[sys.argv[1]] = None\nsys.argv = sys.argv[2:]\n"
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+
+    def run(*options):
+        words = [sys.executable, "-c", code, library, EXAMPLES / example, *options]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+    shown = run("--help")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"usage: {pathlib.Path(example).name} ")
+    assert len(re.findall(r"^  --\w+", shown.stdout, re.MULTILINE)) > 1 or example in ("hello.py", "cupy_ring.py")
+    if example in LIBRARIES:
+        alone = run()
+        assert alone.returncode == 1
+        assert alone.stderr.startswith(f"{pathlib.Path(example).name} needs {name}"), alone.stderr
+        assert f": pip install {package}" in alone.stderr
+        assert len(alone.stderr.splitlines()) == 1
+
+
+def test_a_file_that_cannot_be_written_is_a_mistake_of_the_command_line(tmp_path):
+    for file in (tmp_path / "no" / "weights.npz", tmp_path):
+        words = [sys.executable, EXAMPLES / "data_parallel_digits.py", "--save", file]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert f"argument --save: {file} cannot be written" in done.stderr
+
+
 def test_every_example_is_tested_and_listed():
     examples = {path.name for path in EXAMPLES.glob("*.py")}
     folder = pathlib.Path(__file__).parent
@@ -265,6 +312,7 @@ def names_of_headers():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_and_files_of_the_documents_exist(document):
     text = document.read_text()
+    assert text.startswith("<!-- SPDX-License-Identifier: Apache-2.0 -->\n")
     for name in re.findall(r"\bnvsym\.([A-Za-z]\w+)", text):
         files = [ROOT / "nvsym" / f"{name}.py", ROOT / "nvsym" / name / "__init__.py"]
         assert hasattr(nvsym, name) or any(file.is_file() for file in files) or name in ("py", "pyx", "cuh"), name

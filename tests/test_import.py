@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `import nvsym` does, and does not."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,11 @@ def test_no_module_is_linked_with_mpi_or_a_gpu_library(module):
 def test_there_are_modules_and_headers():
     assert MODULES
     assert (Path(nvsym.get_include()) / "nvsym" / "types.h").is_file()
+
+
+def test_no_other_name_is_in_the_way():
+    others = {name for name, value in vars(nvsym).items() if not (name.startswith("_") or inspect.ismodule(value))}
+    assert others <= set(nvsym.__all__)
 
 
 def test_every_public_name_exists():

@@ -156,6 +156,15 @@ def test_both_wrong_settings_are_reported():
     assert "NVSYM_NONSENSE='1'" in errors
 
 
+def test_a_wrong_setting_is_listed_as_it_is_and_truth_as_the_readme_has_it():
+    done = alone("info", "--json", NVSYM_SPIN="x", NVSYM_TIMEOUT="7", NVSYM_DISABLE_MULTICAST="true")
+    rows = {row["name"]: (row["value"], row["source"]) for row in json.loads(done.stdout)["pes"][0]["settings"]}
+    assert rows["NVSYM_SPIN"] == ("x", "environment (not taken)")
+    assert rows["NVSYM_TIMEOUT"] == ("7.0", "environment")
+    assert rows["NVSYM_DISABLE_MULTICAST"] == ("1", "environment")
+    assert rows["NVSYM_ABORT_ON_EXCEPTION"] == ("1", "default")
+
+
 def test_two_pes_are_one_report(mpirun):
     done = mpirun(2, INFO, "--json", env={"NVSYM_HEAP_SIZE": "16M"})
     assert done.pe_stdout[1] == ""

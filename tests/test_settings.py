@@ -183,6 +183,21 @@ def test_bad_values(name, text):
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("NVSYM_TIMEOUT", "soon", "a number of seconds, 0 or more and below 1e9"),
+        ("NVSYM_DRIVER_WATCH", "-1", "a number of seconds, 0 or more and below 1e9"),
+        ("NVSYM_SPIN", "many", "a whole number from 0 to 2147483647"),
+        ("NVSYM_MAX_TEAMS", "4.0", "a whole number from 4 to 4096"),
+    ],
+)
+def test_a_number_that_is_none_is_told_what_is_wanted(name, text, wanted):
+    with pytest.raises(SettingError) as caught:
+        load({name: text})
+    assert str(caught.value) == f"{name}={text!r}: {text!r} is not {wanted} ({SETTINGS[name].meaning})"
+
+
+@pytest.mark.parametrize(
     "text", ["1", "true", "yes", "on", " TRUE ", "maybe", "f", "n", "2", "0", "false", "No", "off"]
 )
 def test_what_nvsym_does_not_take_for_false_forbids_multicast(text):

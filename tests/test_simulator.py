@@ -312,12 +312,117 @@ def test_injected_failures(tmp_path):
         assert d.create()[0] == 0
         assert simulator.counters().injected == 4
         assert simulator.calls("cuMemCreate") == 5 == simulator.call_counts()["cuMemCreate"]
-        for bad in ("cuMemCreate", "cuMemCreate:0:1", "cuMemCreate:1:0", "cuMemCreate:1:x", "cuMemCreate:3-2:1", "a:1:1@1"):
+        for bad in ("cuMemCreate", "cuMemCreate:0:1", "cuMemCreate:1:0", "cuMemCreate:1:x", "cuMemCreate:3-2:1", "a:1:1@1",
+                    "cuMemCreate:2-:1", "cuMemCreate:2x:1", "cuMemCreate:-1:1", "cuMemCreate:1:1@pe-1",
+                    "cuMemCreate:1:delay=-1", "cuMemCreate:1:delay=nan"):
             try:
                 simulator.fail(bad)
             except ValueError:
                 continue
             raise AssertionError(bad)
+        """
+    )
+
+
+def test_a_plan_names_functions_that_can_fail():
+    run(
+        """
+        for right in ("*", "cuMemAlloc", "cuMemcpyHtoDAsync", "cuMemsetD8Async", "cuStreamWriteValue64", "cuModuleLoadData",
+                      "nvshmem_malloc", "nvshmemx_float_sum_reduce_on_stream", "nvshmemx_putmem_nbi_on_stream",
+                      "nvshmemx_barrier_on_stream", "nvshmemx_barrier_all_on_stream", "nvshmem_team_split_2d",
+                      "nvshmemx_alltoallmem_on_stream", "nvshmemx_bfloat16_max_reducescatter_on_stream"):
+            simulator.fail(f"{right}:1:7")
+        for bad in ("cuBogus", "cuMemAlloc_v2", "nvshmem_bogus", "nvshmem_my_pe", "", "nvmlInit_v2", "sim_cuInit"):
+            try:
+                simulator.fail(f"cuMemAlloc:1:7;{bad}:1:7")
+            except ValueError as error:
+                assert f"{bad} is no function of the simulated libraries" in str(error), error
+            else:
+                raise AssertionError(bad)
+        simulator.fail()
+        """
+    )
+    done = run("d.cuda.cuInit(0)", check=False, env={"NVSYM_SIM_FAIL": "cuBogus:1:999"})
+    assert done.returncode == 2
+    assert "NVSYM_SIM_FAIL=cuBogus:1:999 cannot be read: cuBogus is no function" in done.stderr
+
+
+def test_a_plan_names_pes_of_the_job():
+    plan = "cuMemCreate:1:999@pe2"
+    for sizes, status in (({"NVSYM_SIM_PES": "2"}, 2), ({"PMI_SIZE": "2"}, 2), ({"PMI_SIZE": "3"}, 0), ({}, 0)):
+        done = run("d.cuda.cuInit(0)", check=False, env={"NVSYM_SIM_FAIL": plan} | sizes)
+        assert done.returncode == status, (sizes, done.stderr)
+        assert ("the job has 2 PEs, there is no PE 2" in done.stderr) == (status == 2)
+    # Without a launcher it is known when NVSHMEM begins.
+    code = "import nvsym; nvsym.init(backend='nvshmem', heap_size='4M')"
+    alone = {name: value for name, value in environment().items() if not name.startswith(("PMI", "OMPI_", "SLURM_"))}
+    alone |= simulator.environment(devices=2)
+    alone["NVSYM_SIM_FAIL"] = "cuMemCreate:1:999@pe1"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=alone, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "the plan of failures names PE 1; the job has 1 PEs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["DEVICES=abc", "DEVICES=-1", "DEVICES=4x", "SLOTS=abc", "SLOTS=-1", "PEERS=maybe", "PEERS=2", "LATE=-1", "LATE=soon",
+     "LATE=nan", "BLOCK_LIMIT=-0.5", "MEMORY=much", "MEMORY=-4M", "MEMORY=4X", "NODES=0", "NODES=two", "NODE=-1", "PE=x", "PES=0",
+     "IMEX=x", "IMEX=-2", "CLIQUE=x", "MPS=yes", "ABORT=x", "DRIVER=new", "LATE_IMPORT=never", "ATTR=132", "ATTR=132=0@dev",
+     "ATTR=132=0,133=1", "GRANULARITY=4K", "FREE=1G", "LOG=/nowhere/at/all"],
+)  # fmt: skip
+def test_settings_that_cannot_be_read_end_the_process(setting):
+    name, _, value = setting.partition("=")
+    code = "d.ok(d.cuda.cuInit(0)); d.use(); d.cuda.cuMemGetInfo_v2(None, None)"
+    assert run(code).returncode == 0
+    done = run(code, check=False, env={f"NVSYM_SIM_{name}": value})
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"nvsym simulator: NVSYM_SIM_{setting} cannot be read: " in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["NVSHMEM=new", "INITIALIZED=x", "HEAP_GRANULE=0"])
+def test_settings_of_nvshmem_that_cannot_be_read_end_the_process(setting):
+    name, _, value = setting.partition("=")
+    env = environment(**simulator.environment(devices=1)) | {f"NVSYM_SIM_{name}": value}
+    code = "import nvsym, numpy as np; nvsym.init(backend='nvshmem', heap_size='4M'); nvsym.SHMEMBuffer[np.int8](1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"nvsym simulator: NVSYM_SIM_{setting} cannot be read: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "setting", ["NVML=maybe", "NVLINKS=-1", "FABRIC_STATE=ready", "FABRIC_STATUS=-1", "FABRIC_CLUSTER=x"]
+)
+def test_settings_of_nvml_that_cannot_be_read_end_the_process(setting):
+    name, _, value = setting.partition("=")
+    code = """
+        nvml = ctypes.CDLL(simulator.library_path("nvml/libnvidia-ml.so.1"))
+        nvml.nvmlInit_v2()
+        device, out = ctypes.c_void_p(), (ctypes.c_char * 64)()
+        nvml.nvmlDeviceGetHandleByUUID(b"GPU-4e565359-4d53-494d-0000-000000000000", ctypes.byref(device))
+        nvml.nvmlDeviceGetNvLinkState(device, 0, out)
+        nvml.nvmlDeviceGetGpuFabricInfo(device, out)
+        """
+    assert run(code).returncode == 0
+    done = run(code, check=False, env={f"NVSYM_SIM_{name}": value})
+    assert done.returncode == 2, done.stderr
+    assert f"nvsym simulator: NVSYM_SIM_{setting} cannot be read: " in done.stderr
+
+
+def test_settings_of_a_running_process():
+    run(
+        """
+        simulator.configure(late=0.5, slots=3, imex=-1)
+        for name, value in (("late", -1), ("slots", -1), ("clique", float("nan")), ("shoe", 1)):
+            try:
+                simulator.configure(**{name: value})
+            except ValueError as error:
+                assert name in str(error), error
+            else:
+                raise AssertionError(name)
         """
     )
 
@@ -746,6 +851,19 @@ def test_simulate():
     assert done.stdout == "3 nvsym simulated GPU\n"
 
 
+def test_any_setting_can_be_set():
+    _, found = command.settings(["--set", "devices=4", "--set", "LATE=0.5", "--set", "late=0.25", "--", "true"])
+    assert (found["NVSYM_SIM_DEVICES"], found["NVSYM_SIM_LATE"]) == ("4", "0.25")
+    _, found = command.settings(["--devices", "2", "--set", "DEVICES=4", "--", "true"])
+    assert found["NVSYM_SIM_DEVICES"] == "2"
+    done = subprocess.run([sys.executable, "-m", "nvsym", "simulate", "--set", "devices=4", "--", "true"],
+                          env=environment(), capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        simulator.environment(peers=False, mps=True).items() >= {"NVSYM_SIM_PEERS": "0", "NVSYM_SIM_MPS": "1"}.items()
+    )
+
+
 def test_cuda_bindings_find_it_by_name():
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     code = """
@@ -773,7 +891,9 @@ assert d.cuMulticastBindMem(handle, 0, own, 0, 4 << 20, 0)[0] == d.CUresult.CUDA
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [([], "no command"), (["--devices", "65", "--", "true"], "65"), (["--log", "/nowhere", "--", "true"], "/nowhere"),
-     (["--set", "x", "--", "true"], "NAME=VALUE"), (["--set", "NVLINK=0", "--", "true"], "no setting NVLINK; did you mean NVLINKS"), (["--nodes", "0", "--", "true"], "from 1"), (["--device", "1", "--", "true"], "--device")],
+     (["--set", "x", "--", "true"], "NAME=VALUE"), (["--set", "by_name=1", "--", "true"], "--by-name"),
+     (["--late", "-1", "--", "true"], "--late -1"), (["--late", "nan", "--", "true"], "--late nan"),
+      (["--set", "NVLINK=0", "--", "true"], "no setting NVLINK; did you mean NVLINKS"), (["--nodes", "0", "--", "true"], "from 1"), (["--device", "1", "--", "true"], "--device")],
 )  # fmt: skip
 def test_simulate_refuses(capsys, arguments, says):
     with pytest.raises(SystemExit) as ended:

@@ -594,7 +594,7 @@ def test_backends_and_nearest_marks_make_the_parameters(run):
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [([], ["test_some[simulator-n2]", "test_any[host-n2]"]),
-     (["--nvsym-backend=host"], ["test_some[_nvsym_job0]", "test_any[host-n2]"]),
+     (["--nvsym-backend=host"], ["test_some[no-backend]", "test_any[host-n2]"]),
      (["--nvsym-backend=nvshmem,simulator"],
       ["test_some[nvshmem-n2]", "test_any[nvshmem-n2]", "test_some[simulator-n2]", "test_any[simulator-n2]"])],
 )  # fmt: skip
@@ -611,7 +611,32 @@ def test_a_test_may_name_the_backends_that_it_can_run_on(run, arguments, found):
         "-qq",
     )
     nodes = [line.rpartition("::")[2] for line in result.outlines if line.startswith("test_it.py")]
-    assert sorted(nodes) == sorted(name.replace("_nvsym_job0", "NOTSET") for name in found)
+    assert sorted(nodes) == sorted(found)
+    assert result.ret == 0
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+def test_a_test_whose_backends_were_not_chosen_is_skipped(run):
+    result = run(
+        """
+        @pytest.mark.pes(2, backends=("nvshmem", "simulator"))
+        def test_some(ctx): raise AssertionError
+        @pytest.mark.pes(2, backends=("nvshmem",))
+        class TestClass:
+            @pytest.mark.parametrize("word", ["a", "b"])
+            def test_words(self, word): raise AssertionError
+        @pytest.mark.pes(2)
+        def test_any(): assert world().size == 2
+        def test_ordinary(): pass
+        """,
+        "--nvsym-backend=host",
+        "-rs",
+    )
+    result.assert_outcomes(passed=2, skipped=3)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["SKIPPED*it runs on nvshmem, simulator only, and that was not chosen"])
+    result.stdout.fnmatch_lines(["SKIPPED*it runs on nvshmem only, and that was not chosen"])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
 def test_simulated_gpus(run):

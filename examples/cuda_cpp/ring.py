@@ -11,9 +11,22 @@ import pathlib
 import sys
 
 import numpy as np
-from cuda.bindings import driver, nvrtc
 
 import nvsym
+
+
+def command_line():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=100_000, help="elements (default: 100000)")
+    parser.add_argument("--launches", type=int, default=3, help="how often (default: 3)")
+    return parser
+
+
+try:
+    from cuda.bindings import driver, nvrtc
+except ModuleNotFoundError as error:
+    command_line().parse_args()  # --help needs none of them
+    sys.exit(f"ring.py needs cuda-bindings with NVRTC: pip install 'nvsym[cu13]', or 'nvsym[cu12]' ({error})")
 
 SOURCE = pathlib.Path(__file__).with_name("ring.cu")
 BLOCKS, THREADS = 16, 256
@@ -57,10 +70,7 @@ def load(name, ctx):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--count", type=int, default=100_000, help="elements (default: 100000)")
-    parser.add_argument("--launches", type=int, default=3, help="how often (default: 3)")
-    options = parser.parse_args()
+    options = command_line().parse_args()
     with nvsym.SHMEMContext(backend="nvshmem") as ctx:
         me, n, count = ctx.my_pe(), ctx.n_pes(), options.count
         kernel = load(b"ring_sum", ctx)

@@ -42,9 +42,9 @@ PEERS = {
     "numpy": "copies, on the host backend",
 }
 
-EPILOG = """\
-Start it by mpirun for as many PEs as are wanted: mpirun -n 2 python -m nvsym bench put -b 16 -e 1M --vs mpi4py
-"""
+_START = "Start it by mpirun for as many PEs as are wanted:"
+_EXAMPLE = "mpirun -n 2 python -m nvsym bench put -b 16 -e 1M --vs mpi4py"
+EPILOG = f"{_START} {_EXAMPLE}\n"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,6 +53,14 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message, file=None):
         if message and first_process():
             super()._print_message(message, file)
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Leaves the empty lines between paragraphs."""
+
+    def _fill_text(self, text, width, indent):
+        fill = super()._fill_text
+        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
 
 
 def _size(text):
@@ -151,7 +159,8 @@ def make_parser(command):
     parser = _Parser(
         prog=f"python -m nvsym bench {command}",
         description=COMMANDS[command] + ".",
-        epilog=f"{EPILOG}On the host backend: {METHOD} On GPUs: {GPU_METHOD}",
+        epilog="\n\n".join((_START, _EXAMPLE, f"On the host backend: {METHOD}", f"On GPUs: {GPU_METHOD}")),
+        formatter_class=_Paragraphs,
         allow_abbrev=False,
     )
     if command in SIZED:

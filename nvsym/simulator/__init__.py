@@ -11,11 +11,14 @@ import ctypes
 import difflib
 import functools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import BackendError, NotAvailableError
 
@@ -55,12 +58,12 @@ SETTINGS = frozenset((
 ))  # fmt: skip
 
 
-def library_path(name="libcuda.so.1"):
+def library_path(name: str = "libcuda.so.1") -> str:
     """The file of a simulated library: ``"libcuda.so.1"``, ``"libnvshmem_host.so.3"`` or ``"nvml/libnvidia-ml.so.1"``."""
     return str(_LIBRARIES / name)
 
 
-def environment(devices=None, *, by_name=False, **settings):
+def environment(devices: int | str | None = None, *, by_name: bool = False, **settings: object) -> dict[str, str]:
     """The environment variables of a process on the simulator.
 
     Parameters
@@ -81,7 +84,7 @@ def environment(devices=None, *, by_name=False, **settings):
     ValueError
         For a setting that does not exist.
     """
-    more = {name.upper(): str(value) for name, value in settings.items()}
+    more = {name.upper(): str(int(value) if isinstance(value, bool) else value) for name, value in settings.items()}
     for name in more.keys() - SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(SETTINGS))}"
@@ -140,7 +143,7 @@ class Counters:
     misuses: int
     injected: int
 
-    def memory(self):
+    def memory(self) -> tuple[int, ...]:
         """The counts of memory: what must be as before when an allocation has failed or was given back.
 
         Returns
@@ -165,7 +168,11 @@ def _library():
     library.nvsym_sim_counters.restype = None
     library.nvsym_sim_calls.argtypes = (ctypes.c_char_p,)
     library.nvsym_sim_calls.restype = ctypes.c_uint64
-    for words in (library.nvsym_sim_call_names, library.nvsym_sim_last_violation):
+    for words in (
+        library.nvsym_sim_call_names,
+        library.nvsym_sim_last_violation,
+        library.nvsym_sim_plan_refusal,
+    ):
         words.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         words.restype = ctypes.c_size_t
     library.nvsym_sim_set.argtypes = (ctypes.c_char_p, ctypes.c_double)
@@ -183,14 +190,14 @@ def _library():
     return library
 
 
-def is_active():
+def is_active() -> bool:
     """Whether this process uses the simulated driver."""
     from .. import _driver
 
     return _driver.is_loaded() and _driver.is_simulated()
 
 
-def fail(plan=""):
+def fail(plan: str = "") -> None:
     """Replace this process's plan of failures; without one, end it.
 
     Parameters
@@ -203,43 +210,44 @@ def fail(plan=""):
     Raises
     ------
     ValueError
-        If it cannot be read; the plan is then as it was.
+        If it cannot be read, or names a function or a PE that does not exist; the plan is then as it was.
     """
     if _library().nvsym_sim_fail(plan.encode()) != 0:
-        raise ValueError(f"plan: {plan!r} cannot be read; write such as 'cuMemCreate:2:802@pe1'")
+        why = _text(_library().nvsym_sim_plan_refusal)
+        raise ValueError(f"plan: {plan!r} cannot be read: {why}; write such as 'cuMemCreate:2:802@pe1'")
 
 
-def counters():
+def counters() -> Counters:
     """What exists now, as `Counters`."""
     found = _Counters()
     _library().nvsym_sim_counters(ctypes.byref(found))
     return Counters(*(getattr(found, field.name) for field in fields(Counters)))
 
 
-def calls(name):
+def calls(name: str) -> int:
     """How often this process has called a function of the driver, by its name in C without ``_v2``."""
     return _library().nvsym_sim_calls(name.encode())
 
 
-def _text(function):
+def _text(function) -> str:
     size = function(None, 0) + 4096
     buffer = ctypes.create_string_buffer(size)
     function(buffer, size)
     return buffer.value.decode()
 
 
-def call_counts():
+def call_counts() -> dict[str, int]:
     """The functions of the driver that this process has called, with how often, as a dict."""
     rows = (line.split() for line in _text(_library().nvsym_sim_call_names).splitlines())
     return {name: int(count) for name, count in rows}
 
 
-def last_violation():
+def last_violation() -> str:
     """The rule that a call of this process broke last, in words; empty where none did."""
     return _text(_library().nvsym_sim_last_violation)
 
 
-def configure(**settings):
+def configure(**settings: float) -> None:
     """Change settings of the simulator in this process.
 
     Parameters
@@ -251,18 +259,21 @@ def configure(**settings):
     Raises
     ------
     ValueError
-        For another name.
+        For another name, or a negative value.
     """
     for name, value in settings.items():
-        if _library().nvsym_sim_set(name.encode(), float(value)) != 0:
+        status = _library().nvsym_sim_set(name.encode(), float(value))
+        if status == -2:
+            raise ValueError(f"{name}: {value!r} is no value of this setting; a number from 0 on is needed")
+        if status != 0:
             raise ValueError(f"{name}: no setting of the simulator that can be changed")
 
 
-def place():
+def place() -> tuple[int, int, int, int]:
     """(PE, number of PEs, node, number of nodes), as the simulator takes them from the launcher's environment."""
-    values = [ctypes.c_int() for _ in range(4)]
+    pe, n_pes, node, nodes = values = [ctypes.c_int() for _ in range(4)]
     _library().nvsym_sim_place(*map(ctypes.byref, values))
-    return tuple(value.value for value in values)
+    return pe.value, n_pes.value, node.value, nodes.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +301,7 @@ class Call:
     note: str
 
 
-def read_log(path):
+def read_log(path: str | os.PathLike[str]) -> list[Call]:
     """The calls in a file that ``NVSYM_SIM_LOG`` made, as a list of `Call`."""
     found = []
     for line in Path(path).read_text().splitlines():
@@ -352,7 +363,9 @@ def _check(status):
         raise BackendError(f"{last_violation()} (status {status})")
 
 
-def ld_reduce(device, address, type_, op, n, *, vector=1, order="relaxed"):
+def ld_reduce(
+    device: int, address: int, type_: str, op: str, n: int, *, vector: int = 1, order: str = "relaxed"
+) -> npt.NDArray[Any]:
     """``multimem.ld_reduce``: what the members of a team hold at a multicast address, reduced.
 
     Parameters
@@ -388,7 +401,9 @@ def ld_reduce(device, address, type_, op, n, *, vector=1, order="relaxed"):
     return out
 
 
-def multimem_st(device, address, type_, values, *, vector=1, order="relaxed"):
+def multimem_st(
+    device: int, address: int, type_: str, values: npt.ArrayLike, *, vector: int = 1, order: str = "relaxed"
+) -> None:
     """``multimem.st``: stores values at a multicast address, into the memory of all members. As for `ld_reduce`.
 
     Parameters
@@ -405,7 +420,9 @@ def multimem_st(device, address, type_, values, *, vector=1, order="relaxed"):
     )
 
 
-def multimem_red(device, address, type_, op, values, *, vector=1, order="relaxed"):
+def multimem_red(
+    device: int, address: int, type_: str, op: str, values: npt.ArrayLike, *, vector: int = 1, order: str = "relaxed"
+) -> None:
     """``multimem.red``: combines values with what each member holds at a multicast address. As for `ld_reduce`.
 
     Parameters
@@ -422,7 +439,7 @@ def multimem_red(device, address, type_, op, values, *, vector=1, order="relaxed
     )
 
 
-def load(device, address, dtype, n=1, *, order="weak"):
+def load(device: int, address: int, dtype: npt.DTypeLike, n: int = 1, *, order: str = "weak") -> npt.NDArray[Any]:
     """An ordinary load through the address of an allocation or of another device's memory.
 
     Parameters
@@ -443,24 +460,24 @@ def load(device, address, dtype, n=1, *, order="weak"):
     return out
 
 
-def store(device, address, values, *, order="weak"):
+def store(device: int, address: int, values: npt.ArrayLike, *, order: str = "weak") -> None:
     """An ordinary store; `values` is an array of elements of 1, 2, 4 or 8 bytes. As for `load`; the orders are those of `multimem_st`."""
     values = np.ascontiguousarray(values)
     _check(_library().nvsym_sim_store(device, address, values.itemsize, _order(order), values.size, values.ctypes.data))
 
 
-def fence():
+def fence() -> None:
     """``fence.acq_rel.sys``."""
     _library().nvsym_sim_fence()
 
 
-def fence_alias():
+def fence_alias() -> None:
     """``fence.proxy.alias``: between accesses to one place through its multicast address and through the other."""
     _library().nvsym_sim_fence_alias()
 
 
 @contextlib.contextmanager
-def deferred():
+def deferred() -> Iterator[None]:
     """What the calling thread does inside, as one block of a kernel, sees memory as weakly as a GPU may show it.
 
     Stores wait, the newest of them comes first, until a release or a fence; weak loads, and `ld_reduce` that does not acquire, see

@@ -2,6 +2,7 @@
 """``python -m nvsym simulate``: a program, or a whole MPI job, on simulated GPUs."""
 
 import argparse
+import math
 import os
 import sys
 
@@ -40,6 +41,8 @@ def settings(argv):
         parser.error(f"--devices {options.devices}: from 1 to 64")
     if options.nodes is not None and not 1 <= options.nodes <= 64:
         parser.error(f"--nodes {options.nodes}: from 1 to 64")
+    if options.late is not None and not 0 <= options.late < math.inf:
+        parser.error(f"--late {options.late}: a number of seconds from 0 on")
     if options.log is not None and not os.path.isdir(options.log):
         parser.error(f"--log {options.log}: there is no such folder")
     more = {}
@@ -47,13 +50,15 @@ def settings(argv):
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             parser.error(f"--set {text}: write NAME=VALUE")
-        more[name] = value
-    for name in ("late", "fail", "log", "nodes"):
+        if name.lower() == "by_name":
+            parser.error(f"--set {text}: by_name is no setting of the simulator; there is the option --by-name")
+        more[name.lower()] = value
+    for name in ("devices", "late", "fail", "log", "nodes"):
         value = getattr(options, name)
         if value is not None:
             more[name] = os.path.abspath(value) if name == "log" else value
     try:
-        found = environment(options.devices, by_name=options.by_name, **more)
+        found = environment(by_name=options.by_name, **more)
     except ValueError as error:
         parser.error(f"--set: {error}")
     if options.nodes is not None:

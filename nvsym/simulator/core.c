@@ -5,19 +5,15 @@
  */
 #include "sim.h"
 
-#include <errno.h>
+#include <dlfcn.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 sim_settings sim;
 _Atomic u64 count_violations, count_misuses, count_injected;
@@ -29,12 +25,7 @@ static pid_t owner;                     /* a forked child may not use its parent
 static _Atomic int forked, exiting;
 static int log_fd = -1;
 
-long sim_env(const char *name, long otherwise)
-{
-    const char *text = getenv(name);
-    return text && *text ? strtol(text, NULL, 0) : otherwise;
-}
-
+/* 0 where it is no size. */
 static u64 size_of(const char *text, char **end)
 {
     double value = strtod(text, end);
@@ -44,28 +35,43 @@ static u64 size_of(const char *text, char **end)
         ++*end;
         value *= (double)(1ull << (10 * ((unit - units) / 2 + 1)));
     }
-    return (u64)value;
+    return value >= 1 && value < 0x1p62 ? (u64)value : 0;
 }
 
 static u64 env_size(const char *name, u64 otherwise)
 {
     const char *text = getenv(name);
     char *end;
-    return text && *text ? size_of(text, &end) : otherwise;
+    if (text == NULL || *text == 0)
+        return otherwise;
+    u64 value = size_of(text, &end);
+    if (value == 0 || *end)
+        refuse_setting(name, text, "a number of bytes above 0 is needed, such as 4M");
+    return value;
 }
 
-static int first_env(int otherwise, const char *const *names)
+/* `text` is the setting or NULL; at most 31 years, so that it can be counted in ns. */
+static double seconds_of(const char *name, const char *text)
 {
-    for (; *names; names++)
+    char *end;
+    if (text == NULL || *text == 0)
+        return 0;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= 0 && value <= 1e9))
+        refuse_setting(name, text, "a number of seconds from 0 on is needed");
+    return value;
+}
+
+/* The simulator's own setting, the first of the names, else what a launcher says. */
+static int first_env(int least, int most, int otherwise, const char *const *names)
+{
+    int own = (int)env_number(*names, least, most, -1);
+    if (own >= 0)
+        return own;
+    while (*++names)
         if (getenv(*names) && *getenv(*names))
             return atoi(getenv(*names));
     return otherwise;
-}
-
-static void refuse_setting(const char *name, const char *text)
-{
-    fprintf(stderr, "nvsym simulator: %s=%s cannot be read\n", name, text);
-    _exit(2);
 }
 
 /* The GPUs that CUDA_VISIBLE_DEVICES leaves; as with CUDA the first entry that names none ends the list. */
@@ -112,11 +118,13 @@ static void read_log(void)
         snprintf(name, sizeof name, "%s.pe%d-%d.log", path, sim.pe, getpid());
     log_fd = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (log_fd < 0)
-        refuse_setting("NVSYM_SIM_LOG", path);
+        refuse_setting("NVSYM_SIM_LOG", path, strerror(errno));
 }
 
 static void child(void) { forked = 1; }
 static void at_exit(void) { exiting = 1; }
+static int known_pes;                   /* 0: not known yet */
+static char plan_refusal[256];          /* why the last plan was not taken */
 static int set_plan(const char *text);
 
 static void read_settings(void)
@@ -127,20 +135,19 @@ static void read_settings(void)
     const char *text;
     char *end;
     owner = getpid();
-    sim.pe = first_env(0, ranks);
-    sim.n_pes = first_env(1, sizes);
-    sim.nodes = first_env(1, nodes);
+    sim.pe = first_env(0, INT_MAX, 0, ranks);
+    known_pes = first_env(1, INT_MAX, 0, sizes);
+    sim.n_pes = known_pes > 0 ? known_pes : 1;
+    sim.nodes = first_env(1, 64, 1, nodes);
     if (sim.nodes < 1)
         sim.nodes = 1;
     /* MPICH deals processes to its simulated nodes in turn, unless told to do it by blocks. */
-    sim.node = (int)sim_env("NVSYM_SIM_NODE", sim_env("MPIR_CVAR_CLIQUES_BY_BLOCK", 0) && sim.n_pes >= sim.nodes
-                                                  ? sim.pe / ((sim.n_pes + sim.nodes - 1) / sim.nodes)
-                                                  : sim.pe % sim.nodes);
-    sim.physical = (int)sim_env("NVSYM_SIM_DEVICES", 8);
-    if (sim.physical < 0 || sim.physical > MAX_DEVICES)
-        refuse_setting("NVSYM_SIM_DEVICES", getenv("NVSYM_SIM_DEVICES"));
+    text = getenv("MPIR_CVAR_CLIQUES_BY_BLOCK");
+    sim.node = text && atoi(text) && sim.n_pes >= sim.nodes ? sim.pe / ((sim.n_pes + sim.nodes - 1) / sim.nodes) : sim.pe % sim.nodes;
+    sim.node = (int)env_number("NVSYM_SIM_NODE", 0, 63, sim.node);
+    sim.physical = (int)env_number("NVSYM_SIM_DEVICES", 0, MAX_DEVICES, 8);
     read_visible();
-    sim.mps = sim_env("NVSYM_SIM_MPS", 0) != 0;
+    sim.mps = env_number("NVSYM_SIM_MPS", 0, 1, 0);
     sim.memory = env_size("NVSYM_SIM_MEMORY", 140ull << 30);
     sim.alloc_minimum = 64 << 10, sim.alloc_recommended = 2 << 20;
     sim.mc_minimum = 2 << 20, sim.mc_recommended = 16 << 20;
@@ -150,26 +157,28 @@ static void read_settings(void)
         for (int i = 0; i < 4; i++) {
             u64 value = *all[i] = size_of(at, &end);
             if (end == at || value < PAGE || value & (value - 1) || *end != (i < 3 ? ',' : 0))
-                refuse_setting("NVSYM_SIM_GRANULARITY", text);
+                refuse_setting("NVSYM_SIM_GRANULARITY", text, "four powers of two from 4K on are needed, such as 64K,2M,2M,16M");
             at = end + 1;
         }
     }
     text = getenv("NVSYM_SIM_IMEX");
-    sim.imex = text && *text ? (strcmp(text, "none") ? atoi(text) : -1) : sim.nodes > 1 ? 0 : -1;
-    sim.clique = (int)sim_env("NVSYM_SIM_CLIQUE", 0);
-    sim.slots = (int)sim_env("NVSYM_SIM_SLOTS", 128);
-    text = getenv("NVSYM_SIM_LATE");
-    sim.late_ns = text && *text ? (u64)(strtod(text, NULL) * 1e9) : 0;
-    text = getenv("NVSYM_SIM_BLOCK_LIMIT");
-    sim.block_limit = text && *text ? strtod(text, NULL) : 0;
+    sim.imex = text && !strcmp(text, "none") ? -1 : (int)env_number("NVSYM_SIM_IMEX", 0, INT_MAX, sim.nodes > 1 ? 0 : -1);
+    sim.clique = (int)env_number("NVSYM_SIM_CLIQUE", 0, INT_MAX, 0);
+    sim.slots = (int)env_number("NVSYM_SIM_SLOTS", 0, INT_MAX, 128);
+    sim.late_ns = (u64)(seconds_of("NVSYM_SIM_LATE", getenv("NVSYM_SIM_LATE")) * 1e9);
+    sim.block_limit = seconds_of("NVSYM_SIM_BLOCK_LIMIT", getenv("NVSYM_SIM_BLOCK_LIMIT"));
     text = getenv("NVSYM_SIM_LATE_IMPORT");
     sim.late_import_empty = text && !strcmp(text, "empty");
-    sim.abort_on_misuse = sim_env("NVSYM_SIM_ABORT", 0) != 0;
-    sim.peers = sim_env("NVSYM_SIM_PEERS", 1) != 0;
-    sim.driver_version = (int)sim_env("NVSYM_SIM_DRIVER", 13000);
+    if (text && *text && strcmp(text, "error") && !sim.late_import_empty)
+        refuse_setting("NVSYM_SIM_LATE_IMPORT", text, "error or empty is needed");
+    if (!sim_attributes_readable())
+        refuse_setting("NVSYM_SIM_ATTR", getenv("NVSYM_SIM_ATTR"), "write such as 132=0;75=10@dev1");
+    sim.abort_on_misuse = env_number("NVSYM_SIM_ABORT", 0, 1, 0);
+    sim.peers = env_number("NVSYM_SIM_PEERS", 0, 1, 1);
+    sim.driver_version = (int)env_number("NVSYM_SIM_DRIVER", 0, INT_MAX, 13000);
     read_log();
     if ((text = getenv("NVSYM_SIM_FAIL")) && set_plan(text))
-        refuse_setting("NVSYM_SIM_FAIL", text);
+        refuse_setting("NVSYM_SIM_FAIL", text, plan_refusal);
     pthread_atfork(NULL, NULL, child);
     atexit(at_exit);
 }
@@ -201,50 +210,91 @@ static rule rules[64];
 static int n_rules;
 static pthread_mutex_t rules_lock = PTHREAD_MUTEX_INITIALIZER;
 
+static int refuse_plan(const char *format, ...) PRINTF(1, 2);
+static int refuse_plan(const char *format, ...)
+{
+    va_list rest;
+    va_start(rest, format);
+    vsnprintf(plan_refusal, sizeof plan_refusal, format, rest);
+    va_end(rest);
+    return -1;
+}
+
+static bool is_listed(const char *name, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(names[i], name))
+            return true;
+    return false;
+}
+
+/* Whether a call of it can be failed: those of this library, and of the simulated NVSHMEM beside it. */
+static bool is_function(const char *name)
+{
+    Dl_info own;
+    char path[PATH_MAX], *slash;
+    void *library;
+    bool found = true;                  /* without a library to ask, the plan may be right */
+    if (strncmp(name, "nvshmem", 7))
+        return is_listed(name, __start_sim_calls, (size_t)(__stop_sim_calls - __start_sim_calls));
+    if (!dladdr((void *)is_function, &own) || (slash = strrchr(own.dli_fname, '/')) == NULL)
+        return true;
+    snprintf(path, sizeof path, "%.*s/libnvshmem_host.so.3", (int)(slash - own.dli_fname), own.dli_fname);
+    if ((library = dlopen(path, RTLD_LAZY | RTLD_LOCAL)) == NULL)
+        return true;
+    const char *const *(*functions)(size_t *) = (const char *const *(*)(size_t *))dlsym(library, "nvsym_sim_functions");
+    if (functions) {
+        size_t n;
+        const char *const *names = functions(&n);
+        found = is_listed(name, names, n);
+    }
+    dlclose(library);
+    return found;
+}
+
 /* NAME:WHICH:ACTION[@peP], by semicolons. WHICH: 2, 2-4, 2+ or *. ACTION: a status, delay=SECONDS, exit or kill. */
 static int read_rule(const char *text, size_t length, rule *r)
 {
     char copy[256], *which, *action, *at, *end;
     if (length >= sizeof copy)
-        return -1;
+        return refuse_plan("%.40s... is too long", text);
     memcpy(copy, text, length);
     copy[length] = 0;
     memset(r, 0, sizeof *r);
     r->pe = -1;
     if ((at = strrchr(copy, '@')) != NULL) {
         *at = 0;
-        if (strncmp(at + 1, "pe", 2))
-            return -1;
-        r->pe = (int)strtol(at + 3, &end, 10);
-        if (end == at + 3 || *end)
-            return -1;
+        long pe = strncmp(at + 1, "pe", 2) ? -1 : strtol(at + 3, &end, 10);
+        if (pe < 0 || pe > INT_MAX || end == at + 3 || *end)
+            return refuse_plan("@%s names no PE; write such as @pe1", at + 1);
+        if (known_pes > 0 && pe >= known_pes)
+            return refuse_plan("the job has %d PEs, there is no PE %ld", known_pes, pe);
+        r->pe = (int)pe;
     }
     which = strchr(copy, ':');
     action = which ? strchr(which + 1, ':') : NULL;
-    if (action == NULL || which - copy >= (ptrdiff_t)sizeof r->name)
-        return -1;
+    if (action == NULL)
+        return refuse_plan("%s is not of the form FUNCTION:WHICH:ACTION", copy);
     *which++ = *action++ = 0;
+    if (strlen(copy) >= sizeof r->name || (strcmp(copy, "*") && !is_function(copy)))
+        return refuse_plan("%s is no function of the simulated libraries that can fail (names are without _v2)", copy);
     strcpy(r->name, copy);
     if (!strcmp(which, "*")) {
         r->first = 1, r->last = UINT64_MAX;
     } else {
+        bool right = strspn(which, "0123456789") > 0;
         r->first = r->last = strtoull(which, &end, 10);
-        if (end == which || r->first == 0)
-            return -1;
         if (!strcmp(end, "+"))
             r->last = UINT64_MAX;
-        else if (*end == '-') {
-            char *start = end + 1;
-            r->last = strtoull(start, &end, 10);
-            if (end == start || *end || r->last < r->first)
-                return -1;
-        } else if (*end)
-            return -1;
+        else if (*end == '-' && strspn(end + 1, "0123456789") > 0)
+            r->last = strtoull(end + 1, &end, 10);
+        if (!right || (*end && strcmp(end, "+")) || r->first == 0 || r->last < r->first)
+            return refuse_plan("%s says no calls; write 2, 2-4, 2+ or *", which);
     }
     if (!strncmp(action, "delay=", 6)) {
         r->action = DELAY;
         r->seconds = strtod(action + 6, &end);
-        return end == action + 6 || *end ? -1 : 0;
+        return end == action + 6 || *end || !(r->seconds >= 0 && r->seconds <= 1e9) ? refuse_plan("%s: seconds are needed", action) : 0;
     }
     if (!strcmp(action, "exit") || !strcmp(action, "kill")) {
         r->action = *action == 'e' ? EXIT : KILL;
@@ -252,7 +302,7 @@ static int read_rule(const char *text, size_t length, rule *r)
     }
     r->action = STATUS;
     r->status = (int)strtol(action, &end, 10);
-    return end == action || *end || r->status <= 0 ? -1 : 0;
+    return end == action || *end || r->status <= 0 ? refuse_plan("%s is no status above 0, delay=SECONDS, exit or kill", action) : 0;
 }
 
 static int set_plan(const char *text)
@@ -261,7 +311,9 @@ static int set_plan(const char *text)
     int n = 0;
     for (; text && *text; text += strspn(text, "; ")) {
         size_t length = strcspn(text, "; ");
-        if (n == 64 || (length && read_rule(text, length, &found[n++])))
+        if (n == 64)
+            return refuse_plan("there are more than 64 rules");
+        if (length && read_rule(text, length, &found[n++]))
             return -1;
         text += length;
     }
@@ -270,6 +322,20 @@ static int set_plan(const char *text)
     n_rules = n;
     pthread_mutex_unlock(&rules_lock);
     return 0;
+}
+
+/* NVSHMEM begins a job: where no launcher has said how many PEs there are, it is known now. */
+API void nvsym_sim_job(int n);
+API void nvsym_sim_job(int n)
+{
+    if (known_pes > 0)
+        return;
+    known_pes = n;
+    for (int i = 0; i < n_rules; i++)
+        if (rules[i].pe >= n) {
+            fprintf(stderr, "nvsym simulator: the plan of failures names PE %d; the job has %d PEs\n", rules[i].pe, n);
+            _exit(2);
+        }
 }
 
 static CUresult injected(const char *name)
@@ -430,6 +496,7 @@ API u64 nvsym_sim_calls(const char *name);
 API size_t nvsym_sim_call_names(char *out, size_t size);
 API size_t nvsym_sim_last_violation(char *out, size_t size);
 API int nvsym_sim_set(const char *name, double value);
+API size_t nvsym_sim_plan_refusal(char *out, size_t size);
 API void nvsym_sim_place(int *pe, int *n_pes, int *node, int *nodes);
 
 API int nvsym_sim_version(void) { return 1; }
@@ -477,23 +544,35 @@ API size_t nvsym_sim_call_names(char *out, size_t size)
     return n;
 }
 
+static size_t copy_text(const char *text, char *out, size_t size)
+{
+    size_t n = strlen(text);
+    if (size) {
+        size_t m = n < size ? n : size - 1;
+        memcpy(out, text, m);
+        out[m] = 0;
+    }
+    return n;
+}
+
 API size_t nvsym_sim_last_violation(char *out, size_t size)
 {
     pthread_mutex_lock(&broken_lock);
-    size_t n = strlen(last_broken);
-    if (size) {
-        size_t m = n < size ? n : size - 1;
-        memcpy(out, last_broken, m);
-        out[m] = 0;
-    }
+    size_t n = copy_text(last_broken, out, size);
     pthread_mutex_unlock(&broken_lock);
     return n;
 }
 
-/* Changes a setting of this process; -1 where there is none of that name. */
+/* Why nvsym_sim_fail has refused a plan. */
+API size_t nvsym_sim_plan_refusal(char *out, size_t size) { return copy_text(plan_refusal, out, size); }
+
+/* Changes a setting of this process; -1 where there is none of that name, -2 where the value is none of its. */
 API int nvsym_sim_set(const char *name, double value)
 {
+    bool without = !strcmp(name, "imex") && value == -1;
     sim_setup();
+    if (!(value >= 0 && value <= 1e9) && !without)
+        return -2;
     if (!strcmp(name, "late")) sim.late_ns = (u64)(value * 1e9);
     else if (!strcmp(name, "slots")) sim.slots = (int)value;
     else if (!strcmp(name, "block_limit")) sim.block_limit = value;

@@ -150,34 +150,45 @@ static const struct { int attribute, value; } attributes[] = {
     {132, 1},       /* MULTICAST_SUPPORTED */
 };
 
-/* NVSYM_SIM_ATTR: 132=0 or 132=0@dev1, by semicolons. */
-static bool overridden(int attribute, int device, int *value)
+/* NVSYM_SIM_ATTR: 132=0 or 132=0@dev1, by semicolons. Whether it has this one; -1 where it cannot be read. */
+static int overridden(int attribute, int device, int *value)
 {
     const char *text = getenv("NVSYM_SIM_ATTR");
-    bool found = false;
+    int found = 0;
     while (text && *text) {
-        char *end;
-        long number = strtol(text, &end, 10), wanted = -1, its = 0;
+        char *end, *start;
+        long number = strtol(text, &end, 10), wanted = -1, its;
         if (end == text || *end != '=')
-            return found;
-        its = strtol(end + 1, &end, 10);
-        if (!strncmp(end, "@dev", 4))
-            wanted = strtol(end + 4, &end, 10);
+            return -1;
+        its = strtol(start = end + 1, &end, 10);
+        if (end == start)
+            return -1;
+        if (!strncmp(end, "@dev", 4)) {
+            wanted = strtol(start = end + 4, &end, 10);
+            if (end == start || wanted < 0)
+                return -1;
+        }
         if (number == attribute && (wanted < 0 || wanted == device)) {
             *value = (int)its;
-            found = true;
+            found = 1;
         }
         text = end + strspn(end, "; ");
         if (text == end && *text)
-            return found;
+            return -1;
     }
     return found;
+}
+
+bool sim_attributes_readable(void)
+{
+    int unused;
+    return overridden(0, 0, &unused) >= 0;
 }
 
 int sim_attribute(int attribute, int device)
 {
     int value;
-    if (overridden(attribute, device, &value))
+    if (overridden(attribute, device, &value) > 0)
         return value;
     switch (attribute) {
     case 20: return 0;                              /* COMPUTE_MODE */

@@ -703,7 +703,7 @@ CALL(cuMemGetInfo, AFTER_INIT, (size_t *room, size_t *total), (room, total), "fr
     CUresult status = need_context("cuMemGetInfo", &c);
     if (status != OK)
         return status;
-    u64 most = (u64)sim_env("NVSYM_SIM_FREE", (long)sim.memory), used = (u64)sim_used[c->device];
+    u64 most = (u64)env_number("NVSYM_SIM_FREE", 0, LONG_MAX, (long)sim.memory), used = (u64)sim_used[c->device];
     if (total)
         *total = sim.memory;
     if (room)

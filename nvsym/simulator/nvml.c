@@ -5,13 +5,14 @@
  * NVSYM_SIM_FABRIC_CLUSTER (default: 1 where there are several nodes or an IMEX channel, else 0, which is no domain beyond the
  * node), NVSYM_SIM_CLIQUE, NVSYM_SIM_NVML=0 (NVML does not work).
  */
-#include <stdio.h>
-#include <stdlib.h>
+#include "common.h"
+
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, MISMATCH = 25 };
+enum { MOST_LINKS = 36 };
 enum { VERSION_2 = 0x02000024, VERSION_3 = 0x03000028 };
 
 typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } fabric_info;
@@ -21,15 +22,11 @@ typedef struct { char text[64]; } gpu;
 static int initialized;
 static gpu known[64];
 
-static long number(const char *name, long otherwise)
-{
-    const char *text = getenv(name);
-    return text && *text ? strtol(text, NULL, 0) : otherwise;
-}
+static long links_up(void) { return env_number("NVSYM_SIM_NVLINKS", 0, MOST_LINKS, 18); }
 
 static int begin(void)
 {
-    if (!number("NVSYM_SIM_NVML", 1))
+    if (!env_number("NVSYM_SIM_NVML", 0, 1, 1))
         return DRIVER_NOT_LOADED;
     initialized++;
     return SUCCESS;
@@ -73,7 +70,7 @@ static int is_gpu(const void *device) { return (const gpu *)device >= known && (
 
 /* ---- links ---------------------------------------------------------------------------------------------------------- */
 
-enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, P2P_NVLINK = 2, MOST_LINKS = 36, BETWEEN_NUMA_NODES = 50, SPEED_OF_ALL = 90, SPEED = 26562 };
+enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, P2P_NVLINK = 2, BETWEEN_NUMA_NODES = 50, SPEED_OF_ALL = 90, SPEED = 26562 };
 
 typedef struct { unsigned field, scope; long long timestamp, latency; unsigned type; int status; unsigned long long value; } field_value;
 
@@ -84,7 +81,7 @@ static int check(const void *device, const void *out)
 
 API int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active)
 {
-    const long links = number("NVSYM_SIM_NVLINKS", 18);
+    const long links = links_up();
     int status = check(device, active);
     if (status == SUCCESS && (link >= MOST_LINKS || (long)link >= links))
         status = links ? INVALID_ARGUMENT : NOT_SUPPORTED;
@@ -97,7 +94,7 @@ API int nvmlDeviceGetP2PStatus(void *device, void *other, int index, int *out)
 {
     const int status = is_gpu(other) && device != other ? check(device, out) : INVALID_ARGUMENT;
     if (status == SUCCESS)
-        *out = index == P2P_NVLINK && number("NVSYM_SIM_NVLINKS", 18) > 0 ? P2P_OK : P2P_NOT_SUPPORTED;
+        *out = index == P2P_NVLINK && links_up() > 0 ? P2P_OK : P2P_NOT_SUPPORTED;
     return status;
 }
 
@@ -113,7 +110,7 @@ API int nvmlDeviceGetFieldValues(void *device, int count, field_value *values)
 {
     const int status = check(device, values);
     for (int i = 0; status == SUCCESS && i < count; i++) {
-        values[i].status = values[i].field == SPEED_OF_ALL && number("NVSYM_SIM_NVLINKS", 18) > 0 ? SUCCESS : NOT_SUPPORTED;
+        values[i].status = values[i].field == SPEED_OF_ALL && links_up() > 0 ? SUCCESS : NOT_SUPPORTED;
         values[i].type = 1; /* unsigned */
         values[i].value = values[i].status == SUCCESS ? SPEED : 0;
     }
@@ -124,17 +121,18 @@ API int nvmlDeviceGetFieldValues(void *device, int count, field_value *values)
 
 static int fill(void *device, unsigned char cluster[16], int *status, unsigned *clique, unsigned char *state)
 {
-    const char *imex = getenv("NVSYM_SIM_IMEX");
-    long several = number("NVSYM_SIM_NODES", number("MPIR_CVAR_NUM_CLIQUES", 1)) > 1 || (imex && *imex && strcmp(imex, "none"));
+    const char *imex = getenv("NVSYM_SIM_IMEX"), *cliques = getenv("MPIR_CVAR_NUM_CLIQUES");
+    long nodes = env_number("NVSYM_SIM_NODES", 1, 64, cliques ? atoi(cliques) : 1);
+    long several = nodes > 1 || (imex && *imex && strcmp(imex, "none"));
     if (!initialized)
         return UNINITIALIZED;
     if (!is_gpu(device))
         return INVALID_ARGUMENT;
     memset(cluster, 0, 16);
-    cluster[0] = (unsigned char)number("NVSYM_SIM_FABRIC_CLUSTER", several);
-    *status = (int)number("NVSYM_SIM_FABRIC_STATUS", SUCCESS);
-    *clique = (unsigned)number("NVSYM_SIM_CLIQUE", 0);
-    *state = (unsigned char)number("NVSYM_SIM_FABRIC_STATE", 3);
+    cluster[0] = (unsigned char)env_number("NVSYM_SIM_FABRIC_CLUSTER", 0, 255, several);
+    *status = (int)env_number("NVSYM_SIM_FABRIC_STATUS", 0, INT_MAX, SUCCESS);
+    *clique = (unsigned)env_number("NVSYM_SIM_CLIQUE", 0, INT_MAX, 0);
+    *state = (unsigned char)env_number("NVSYM_SIM_FABRIC_STATE", 0, 255, 3);
     return SUCCESS;
 }
 

@@ -7,6 +7,7 @@
  * All members of a collective must call it with the same size, operation and root, one at a time for each team.
  */
 #define _GNU_SOURCE
+#include "common.h"
 #include "floats.h"
 
 #include <dlfcn.h>
@@ -85,6 +86,7 @@ static struct {
     void (*forget)(void *);
     void (*account)(int, int64_t);
     void (*place)(int *, int *, int *, int *);
+    void (*job)(int);
     int (*begin)(const char *);
     void (*end)(const char *, int, const char *);
 } driver;
@@ -108,7 +110,8 @@ static void load_driver(void)
     char path[PATH_MAX];
     const char *names[] = {"nvsym_sim_enqueue", "cuStreamSynchronize", "cuCtxGetDevice",   "cuDeviceGetUuid_v2", "cuDeviceGetAttribute",
                            "cuMemGetInfo_v2",   "cuCtxSynchronize",    "nvsym_sim_note",   "nvsym_sim_forget",   "nvsym_sim_account",
-                           "nvsym_sim_place",   "nvsym_sim_begin",     "nvsym_sim_end"};
+                           "nvsym_sim_place",   "nvsym_sim_job",       "nvsym_sim_begin",  "nvsym_sim_end"};
+    _Static_assert(sizeof names == sizeof driver, "a name for each function of the driver");
     void **functions = (void **)&driver;
     dladdr((void *)load_driver, &own);
     snprintf(path, sizeof path, "%s", own.dli_fname);
@@ -270,16 +273,18 @@ static void enqueue_void(const char *what, void *stream, void (*run)(void *), co
 
 /* ---- the job ------------------------------------------------------------------------------------------------------------ */
 
-static long setting(const char *name, long otherwise)
+/* The functions that a plan of failures can name: those that have a frame. */
+API const char *const *nvsym_sim_functions(size_t *n);
+API const char *const *nvsym_sim_functions(size_t *n)
 {
-    const char *text = getenv(name);
-    return text && *text ? strtol(text, NULL, 0) : otherwise;
+    *n = (size_t)(__stop_sim_calls - __start_sim_calls);
+    return __start_sim_calls;
 }
 
 API void nvshmemx_vendor_get_version_info(int *major, int *minor, int *patch);
 API void nvshmemx_vendor_get_version_info(int *major, int *minor, int *patch)
 {
-    long version = setting("NVSYM_SIM_NVSHMEM", 30800);
+    long version = env_number("NVSYM_SIM_NVSHMEM", 0, 999999, 30800);
     *major = (int)(version / 10000), *minor = (int)(version / 100 % 100), *patch = (int)(version % 100);
 }
 API void nvshmem_info_get_version(int *major, int *minor);
@@ -289,14 +294,14 @@ API void nvshmem_query_thread(int *provided) { *provided = 2; }
 
 /* NVSYM_SIM_INITIALIZED: as if another library had initialised NVSHMEM before. */
 API int nvshmemx_init_status(void);
-API int nvshmemx_init_status(void) { return state ? state : (int)setting("NVSYM_SIM_INITIALIZED", 0); }
+API int nvshmemx_init_status(void) { return state ? state : (int)env_number("NVSYM_SIM_INITIALIZED", NOT_INITIALIZED, FULL_MPG, NOT_INITIALIZED); }
 
 API int nvshmemx_get_uniqueid(uniqueid *id);
 API int nvshmemx_get_uniqueid(uniqueid *id)
 {
     struct stat found;
     identifier own = {MAGIC, 0, getpid(), -1};
-    int status = begin("nvshmemx_get_uniqueid");
+    int status = begin(LISTED("nvshmemx_get_uniqueid"));
     if (status == 0) {
         if (identifier_fd >= 0)
             close(identifier_fd);
@@ -434,7 +439,7 @@ static void fresh_blocks(void)
 static int initialize(unsigned flags, init_attributes *a)
 {
     int mps = 0, unused, node;
-    const char *size = getenv("NVSHMEM_SYMMETRIC_SIZE");
+    const char *size = getenv("NVSHMEM_SYMMETRIC_SIZE"), *share = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
     if (size && strspn(size, "0123456789.kKmMgGtTbB") != strlen(size))
         fatal("NVSHMEM_SYMMETRIC_SIZE=%s: NVSHMEM crashes on a malformed size", size);
     if (state >= INITIALIZED)
@@ -451,6 +456,7 @@ static int initialize(unsigned flags, init_attributes *a)
         return INTERNAL;
     }
     me = a->args.uid.rank, n_pes = a->args.uid.n;
+    driver.job(n_pes);
     if (driver.get_device(&device)) {
         fprintf(stderr, "nvsym simulator: nvshmemx_hostlib_init_attr: no GPU is current in this thread\n");
         state = BOOTSTRAPPED;
@@ -466,7 +472,7 @@ static int initialize(unsigned flags, init_attributes *a)
     driver.get_uuid(own->uuid, device);
     own->node = node;
     own->mps = mps != 0;
-    own->share = (int)setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 0);
+    own->share = share ? atoi(share) : 0;
     own->pid = getpid();
     meet(&shared->slots[0], n_pes);
     for (int i = 0; i < n_pes; i++)
@@ -488,7 +494,7 @@ static int initialize(unsigned flags, init_attributes *a)
 API int nvshmemx_hostlib_init_attr(unsigned flags, init_attributes *a);
 API int nvshmemx_hostlib_init_attr(unsigned flags, init_attributes *a)
 {
-    int status = begin("nvshmemx_hostlib_init_attr");
+    int status = begin(LISTED("nvshmemx_hostlib_init_attr"));
     initializations++;
     if (status)
         state = state ? state : BOOTSTRAPPED;
@@ -501,7 +507,7 @@ API int nvshmemx_hostlib_init_attr(unsigned flags, init_attributes *a)
 API void nvshmemx_hostlib_finalize(void);
 API void nvshmemx_hostlib_finalize(void)
 {
-    begin_void("nvshmemx_hostlib_finalize");
+    begin_void(LISTED("nvshmemx_hostlib_finalize"));
     if (state == BOOTSTRAPPED)
         fatal("nvshmemx_hostlib_finalize after an initialisation that failed");
     if (state >= INITIALIZED && --initializations == 0) {
@@ -530,7 +536,7 @@ API int nvshmem_n_pes(void) { return state ? n_pes : 0; }
 
 static void *allocate(const char *what, u64 alignment, u64 size, bool zero)
 {
-    u64 granule = (u64)setting("NVSYM_SIM_HEAP_GRANULE", 512 << 20), end = 0;
+    u64 granule = (u64)env_number("NVSYM_SIM_HEAP_GRANULE", 1, LONG_MAX, 512 << 20), end = 0;
     size_t room, total;
     block *found = NULL;
     need(what);
@@ -584,7 +590,7 @@ static void *allocate(const char *what, u64 alignment, u64 size, bool zero)
 API void *nvshmem_malloc(size_t size);
 API void *nvshmem_malloc(size_t size)
 {
-    void *at = state < INITIALIZED || begin("nvshmem_malloc") ? NULL : allocate("nvshmem_malloc", 512, size, false);
+    void *at = state < INITIALIZED || begin(LISTED("nvshmem_malloc")) ? NULL : allocate("nvshmem_malloc", 512, size, false);
     if (state >= INITIALIZED)
         done("nvshmem_malloc", 0, "size=%zu at=%p", size, at);
     return at;
@@ -592,7 +598,7 @@ API void *nvshmem_malloc(size_t size)
 API void *nvshmem_calloc(size_t count, size_t size);
 API void *nvshmem_calloc(size_t count, size_t size)
 {
-    void *at = state < INITIALIZED || begin("nvshmem_calloc") ? NULL : allocate("nvshmem_calloc", 512, count * size, true);
+    void *at = state < INITIALIZED || begin(LISTED("nvshmem_calloc")) ? NULL : allocate("nvshmem_calloc", 512, count * size, true);
     if (state >= INITIALIZED)
         done("nvshmem_calloc", 0, "size=%zu at=%p", count * size, at);
     return at;
@@ -602,7 +608,7 @@ API void *nvshmem_align(size_t alignment, size_t size)
 {
     if (alignment & (alignment - 1))
         return NULL;
-    void *at = state < INITIALIZED || begin("nvshmem_align") ? NULL : allocate("nvshmem_align", alignment, size, false);
+    void *at = state < INITIALIZED || begin(LISTED("nvshmem_align")) ? NULL : allocate("nvshmem_align", alignment, size, false);
     if (state >= INITIALIZED)
         done("nvshmem_align", 0, "size=%zu at=%p", size, at);
     return at;
@@ -611,7 +617,7 @@ API void *nvshmem_align(size_t alignment, size_t size)
 API void nvshmem_free(void *at);
 API void nvshmem_free(void *at)
 {
-    begin_void("nvshmem_free");
+    begin_void(LISTED("nvshmem_free"));
     need("nvshmem_free");
     u64 offset = at ? (u64)((char *)at - (heaps + (u64)me * heap_size)) : 0;
     block *b = blocks;
@@ -696,7 +702,7 @@ static _Atomic u64 *signal_at(u64 *at, int op, int pe, const char *what)
     API void name(void *to, const void *from, size_t size, int pe, void *stream);                                        \
     API void name(void *to, const void *from, size_t size, int pe, void *stream)                                         \
     {                                                                                                                    \
-        begin_void(#name);                                                                                               \
+        begin_void(LISTED(#name));                                                                                       \
         need(#name);                                                                                                     \
         enqueue_void(#name, stream, run_transfer, &(transfer){operand(to, size, pe, #name), from, size, NULL, 0, 0},     \
                      sizeof(transfer));                                                                                  \
@@ -706,7 +712,7 @@ static _Atomic u64 *signal_at(u64 *at, int op, int pe, const char *what)
     API void name(void *to, const void *from, size_t size, int pe, void *stream);                                        \
     API void name(void *to, const void *from, size_t size, int pe, void *stream)                                         \
     {                                                                                                                    \
-        begin_void(#name);                                                                                               \
+        begin_void(LISTED(#name));                                                                                       \
         need(#name);                                                                                                     \
         enqueue_void(#name, stream, run_transfer, &(transfer){to, operand(from, size, pe, #name), size, NULL, 0, 0},     \
                      sizeof(transfer));                                                                                  \
@@ -716,7 +722,7 @@ static _Atomic u64 *signal_at(u64 *at, int op, int pe, const char *what)
     API void name(void *to, const void *from, size_t size, u64 *at, u64 value, int op, int pe, void *stream);            \
     API void name(void *to, const void *from, size_t size, u64 *at, u64 value, int op, int pe, void *stream)             \
     {                                                                                                                    \
-        begin_void(#name);                                                                                               \
+        begin_void(LISTED(#name));                                                                                       \
         need(#name);                                                                                                     \
         _Atomic u64 *signal = signal_at(at, op, pe, #name);                                                              \
         char *there_ = size ? operand(to, size, pe, #name) : NULL;                                                       \
@@ -733,7 +739,7 @@ PUT_SIGNAL(nvshmemx_putmem_signal_nbi_on_stream)
 API void nvshmemx_signal_op_on_stream(u64 *at, u64 value, int op, int pe, void *stream);
 API void nvshmemx_signal_op_on_stream(u64 *at, u64 value, int op, int pe, void *stream)
 {
-    static const char name[] = "nvshmemx_signal_op_on_stream";
+    const char *const name = LISTED("nvshmemx_signal_op_on_stream");
     begin_void(name);
     need(name);
     enqueue_void(name, stream, run_transfer, &(transfer){NULL, NULL, 0, signal_at(at, op, pe, name), value, op}, sizeof(transfer));
@@ -758,7 +764,7 @@ static void run_waiting(void *argument)
 API void nvshmemx_signal_wait_until_on_stream(u64 *at, int cmp, u64 value, void *stream);
 API void nvshmemx_signal_wait_until_on_stream(u64 *at, int cmp, u64 value, void *stream)
 {
-    static const char name[] = "nvshmemx_signal_wait_until_on_stream";
+    const char *const name = LISTED("nvshmemx_signal_wait_until_on_stream");
     begin_void(name);
     member(0, name);
     if (cmp < 0 || cmp > 5)
@@ -772,7 +778,7 @@ static void run_nothing(void *argument) { (void)argument; }
     API void name(void *stream);                                                                                         \
     API void name(void *stream)                                                                                          \
     {                                                                                                                    \
-        begin_void(#name);                                                                                               \
+        begin_void(LISTED(#name));                                                                                       \
         need(#name);                                                                                                     \
         enqueue_void(#name, stream, run_nothing, "", 1);                                                                 \
         done(#name, 0, "");                                                                                              \
@@ -808,7 +814,7 @@ static int barrier_on_stream(int number, void *stream, const char *name)
 API void nvshmem_barrier_all(void);
 API void nvshmem_barrier_all(void)
 {
-    begin_void("nvshmem_barrier_all");
+    begin_void(LISTED("nvshmem_barrier_all"));
     need("nvshmem_barrier_all");
     run_barrier(&(collective){.kind = BARRIER});
     done("nvshmem_barrier_all", 0, "");
@@ -818,14 +824,14 @@ API void nvshmem_barrier_all(void)
     API void name(void *stream)                                                                                          \
     {                                                                                                                    \
         need(#name);                                                                                                     \
-        if (barrier_on_stream(0, stream, #name))                                                                         \
+        if (barrier_on_stream(0, stream, LISTED(#name)))                                                                 \
             fatal("%s failed", #name);                                                                                   \
     }
 BARRIER_ALL(nvshmemx_barrier_all_on_stream)
 BARRIER_ALL(nvshmemx_sync_all_on_stream)
 #define BARRIER_OF_TEAM(name)                                                                                            \
     API int name(int number, void *stream);                                                                              \
-    API int name(int number, void *stream) { return barrier_on_stream(member(number, #name), stream, #name); }
+    API int name(int number, void *stream) { return barrier_on_stream(member(number, #name), stream, LISTED(#name)); }
 BARRIER_OF_TEAM(nvshmemx_barrier_on_stream)
 BARRIER_OF_TEAM(nvshmemx_team_sync_on_stream)
 
@@ -868,7 +874,7 @@ static int free_slot(void)
 API int nvshmemx_team_get_uniqueid(u64 *id);
 API int nvshmemx_team_get_uniqueid(u64 *id)
 {
-    int status = begin("nvshmemx_team_get_uniqueid");
+    int status = begin(LISTED("nvshmemx_team_get_uniqueid"));
     if (status == 0) {
         member(0, "nvshmemx_team_get_uniqueid");
         int slot = free_slot();
@@ -911,7 +917,7 @@ static int enter_team(int *out, int slot, int n, int index, const team_configura
 API int nvshmemx_team_init(int *out, team_configuration *configuration, long mask, int n, int index);
 API int nvshmemx_team_init(int *out, team_configuration *configuration, long mask, int n, int index)
 {
-    int status = begin("nvshmemx_team_init");
+    int status = begin(LISTED("nvshmemx_team_init"));
     if (status == 0) {
         member(0, "nvshmemx_team_init");
         int slot = configuration ? (int)(configuration->id & 0xffff) : -1;
@@ -953,7 +959,7 @@ API int nvshmem_team_split_strided(int parent, int start, int stride, int n, con
 API int nvshmem_team_split_strided(int parent, int start, int stride, int n, const team_configuration *configuration, long mask, int *out)
 {
     int members[MOST_PES];
-    static const char name[] = "nvshmem_team_split_strided";
+    const char *const name = LISTED("nvshmem_team_split_strided");
     int status = begin(name);
     if (status == 0) {
         member(parent, name);
@@ -977,7 +983,7 @@ API int nvshmem_team_split_2d(int parent, int range, const team_configuration *x
                               const team_configuration *y_configuration, long y_mask, int *y)
 {
     int members[MOST_PES], n = 0;
-    static const char name[] = "nvshmem_team_split_2d";
+    const char *const name = LISTED("nvshmem_team_split_2d");
     int status = begin(name);
     if (status == 0) {
         member(parent, name);
@@ -1002,7 +1008,7 @@ API int nvshmem_team_split_2d(int parent, int range, const team_configuration *x
 API void nvshmem_team_destroy(int number);
 API void nvshmem_team_destroy(int number)
 {
-    begin_void("nvshmem_team_destroy");
+    begin_void(LISTED("nvshmem_team_destroy"));
     member(number, "nvshmem_team_destroy");
     if (number < FIRST_TEAM)
         fatal("nvshmem_team_destroy: team %d is predefined", number);
@@ -1141,20 +1147,20 @@ API int nvshmemx_broadcastmem_on_stream(int number, void *to, const void *from, 
 API int nvshmemx_broadcastmem_on_stream(int number, void *to, const void *from, size_t size, int root, void *stream)
 {
     collective c = {.kind = BROADCAST, .team = number, .root = root, .to = to, .from = from, .size = size};
-    return collect("nvshmemx_broadcastmem_on_stream", c, size, size, stream);
+    return collect(LISTED("nvshmemx_broadcastmem_on_stream"), c, size, size, stream);
 }
 API int nvshmemx_fcollectmem_on_stream(int number, void *to, const void *from, size_t size, void *stream);
 API int nvshmemx_fcollectmem_on_stream(int number, void *to, const void *from, size_t size, void *stream)
 {
     collective c = {.kind = FCOLLECT, .team = number, .to = to, .from = from, .size = size};
-    return collect("nvshmemx_fcollectmem_on_stream", c, size * (u64)teams[member(number, "fcollect")].n, size, stream);
+    return collect(LISTED("nvshmemx_fcollectmem_on_stream"), c, size * (u64)teams[member(number, "fcollect")].n, size, stream);
 }
 API int nvshmemx_alltoallmem_on_stream(int number, void *to, const void *from, size_t size, void *stream);
 API int nvshmemx_alltoallmem_on_stream(int number, void *to, const void *from, size_t size, void *stream)
 {
     collective c = {.kind = ALLTOALL, .team = number, .to = to, .from = from, .size = size};
     u64 whole = size * (u64)teams[member(number, "alltoall")].n;
-    return collect("nvshmemx_alltoallmem_on_stream", c, whole, whole, stream);
+    return collect(LISTED("nvshmemx_alltoallmem_on_stream"), c, whole, whole, stream);
 }
 
 #define REDUCTION(name, type_, op_name, op_)                                                                             \
@@ -1163,7 +1169,7 @@ API int nvshmemx_alltoallmem_on_stream(int number, void *to, const void *from, s
     {                                                                                                                    \
         u64 size = (u64)n * (u64)reducers[type_].width;                                                                  \
         collective c = {.kind = REDUCE, .team = number, .type = type_, .op = op_, .to = to, .from = from, .size = size}; \
-        return collect("nvshmemx_" #name "_" #op_name "_reduce_on_stream", c, size, size, s);                            \
+        return collect(LISTED("nvshmemx_" #name "_" #op_name "_reduce_on_stream"), c, size, size, s);                            \
     }                                                                                                                    \
     API int nvshmemx_##name##_##op_name##_reducescatter_on_stream(int number, void *to, const void *from, size_t n, void *s); \
     API int nvshmemx_##name##_##op_name##_reducescatter_on_stream(int number, void *to, const void *from, size_t n, void *s)  \
@@ -1171,7 +1177,7 @@ API int nvshmemx_alltoallmem_on_stream(int number, void *to, const void *from, s
         u64 size = (u64)n * (u64)reducers[type_].width;                                                                  \
         collective c = {.kind = REDUCESCATTER, .team = number, .type = type_, .op = op_, .to = to, .from = from, .size = size}; \
         u64 whole = size * (u64)teams[member(number, "reducescatter")].n;                                                \
-        return collect("nvshmemx_" #name "_" #op_name "_reducescatter_on_stream", c, size, whole, s);                    \
+        return collect(LISTED("nvshmemx_" #name "_" #op_name "_reducescatter_on_stream"), c, size, whole, s);                    \
     }
 #define FLOATING_REDUCTIONS(name, type)                                                                                  \
     REDUCTION(name, type, sum, SUM) REDUCTION(name, type, prod, PROD) REDUCTION(name, type, min, MIN) REDUCTION(name, type, max, MAX)

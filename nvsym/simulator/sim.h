@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common.h"
+
 #define API __attribute__((visibility("default")))
 #define PRINTF(text, first) __attribute__((format(printf, text, first)))
 
@@ -97,7 +99,6 @@ typedef struct {
 extern sim_settings sim;
 
 void sim_setup(void);                   /* reads the environment once */
-long sim_env(const char *name, long otherwise);
 u64 sim_now(void);                      /* ns, the same clock in all processes */
 void sim_nap(int *tries);               /* between two looks at what another thread or process changes */
 
@@ -119,6 +120,7 @@ CUresult misuse(CUresult status, const char *format, ...) PRINTF(2, 3);
     API CUresult name parameters                                                                                         \
     {                                                                                                                    \
         static sim_site site = {#name, kind, 0, NULL, 0};                                                                \
+        (void)LISTED(#name);                                                                                             \
         CUresult status = sim_enter(&site);                                                                              \
         if (status == OK)                                                                                                \
             status = sim_##name arguments;                                                                               \
@@ -133,6 +135,7 @@ bool sim_initialized(void);
 uuid_t sim_uuid(int device);
 int sim_device_of(const uuid_t *uuid);              /* its number in this process, or -1 */
 int sim_attribute(int attribute, int device);
+bool sim_attributes_readable(void);                 /* those of NVSYM_SIM_ATTR */
 context *sim_current(void);
 void sim_account(int device, int64_t bytes);        /* memory taken and given back, for cuMemGetInfo */
 extern _Atomic int64_t sim_used[MAX_DEVICES];

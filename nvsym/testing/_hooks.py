@@ -6,7 +6,7 @@ import pytest
 from . import _options, _this_process
 from ._configuration import BACKENDS
 from ._runner import Runner
-from ._wish import PARAM, wish_of, wishes_of
+from ._wish import PARAM, backends_of, wish_of, wishes_of
 
 _RUNNER = pytest.StashKey[Runner]()
 
@@ -37,14 +37,21 @@ def pytest_unconfigure(config):
 def pytest_generate_tests(metafunc):
     # The marks nearest to the test count; those of its class or module are for tests without.
     marks = [(node, mark) for node, mark in metafunc.definition.iter_markers_with_node("pes")]
-    wishes = {}
+    if not marks:
+        return
+    wishes, able = {}, {}
     for node, mark in reversed(marks):
         if node is marks[0][0]:
             for wish in wishes_of(mark, _options.backends(metafunc.config)):
                 wishes[wish.configuration] = wish
-    if marks:
-        metafunc.fixturenames.append(PARAM)
+            able |= dict.fromkeys(backends_of(mark))
+    metafunc.fixturenames.append(PARAM)
+    if wishes:
         metafunc.parametrize(PARAM, list(wishes.values()), ids=[str(configuration) for configuration in wishes])
+    else:
+        # An empty list would make it a test with a value of pytest's own. Skipped, it is one that needs no job.
+        reason = f"it runs on {', '.join(able)} only, and that was not chosen"
+        metafunc.parametrize(PARAM, [pytest.param(None, id="no-backend", marks=pytest.mark.skip(reason=reason))])
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mpirun`: one program, one job, run to its end."""
 
+import os
 import pathlib
 import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Mapping
 
 import pytest
 
@@ -18,7 +20,16 @@ from ._text import read_text
 _TO_FILES = 'pe=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PMIX_RANK}}; exec "$@" >>"$0/stdout.$pe" 2>>"$0/stderr.$pe"'
 
 
-def mpirun(n, script_or_code, *args, nodes=1, env=None, timeout=30.0, check=True, cwd=None):
+def mpirun(
+    n: int,
+    script_or_code: str | os.PathLike[str],
+    *args: object,
+    nodes: int = 1,
+    env: Mapping[str, object] | None = None,
+    timeout: float = 30.0,
+    check: bool = True,
+    cwd: str | os.PathLike[str] | None = None,
+) -> CompletedJob:
     """Run a Python program on `n` PEs to its end.
 
     Parameters

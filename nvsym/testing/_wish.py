@@ -53,6 +53,11 @@ def wishes_of(mark, chosen):
     ]
 
 
+def backends_of(mark):
+    """The backends that a `pes` mark names; without any, all."""
+    return mark.kwargs.get("backends") or BACKENDS
+
+
 def wish_of(item):
     """The wish of a collected item, or None for an ordinary test."""
     callspec = getattr(item, "callspec", None)
