@@ -13,7 +13,7 @@ from .errors import BackendError, NotAvailableError
 from ._driver cimport CHECK_CUDA, cuda, load_cuda
 from .libcuda cimport (
     CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_MEMHOSTALLOC_PORTABLE,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD,
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
     CUevent, CUresult, CUstream, CUstreamCaptureStatus)
@@ -76,8 +76,10 @@ cdef class CudaRuntime(Runtime):
         count_up(&self.seq)
         if stream == self.last and stream != NULL:
             return 0
+        # The default streams have one handle on all GPUs.
+        cdef CUcontext context = self.context_of(stream) if <size_t> stream <= <size_t> CU_STREAM_PER_THREAD else NULL
         for i in range(self.n_used):
-            if self.used[i].stream == stream:
+            if self.used[i].stream == stream and (context == NULL or self.used[i].context == context):
                 used = &self.used[i]
                 break
         else:
@@ -317,7 +319,7 @@ cdef class CudaRuntime(Runtime):
         event = self.spare_event(context)
         CHECK_CUDA(cuda.cuEventRecord(event, stream), b"cuEventRecord")
         self.kept.append((<size_t> event, <size_t> context, keep))
-        if len(self.kept) >= 64:
+        if len(self.kept) >= 64 and not self.any_capturing():    # the question would end a capture
             self.reap()
         return 0
 
@@ -327,10 +329,10 @@ cdef class CudaRuntime(Runtime):
             return
         self.kept = []
         for event, context, keep in kept:
-            if cuda.cuEventQuery(<CUevent> <size_t> event) == CUDA_ERROR_NOT_READY:
-                self.kept.append((event, context, keep))
-            else:
+            if cuda.cuEventQuery(<CUevent> <size_t> event) == CUDA_SUCCESS:
                 self.put_back(<CUevent> <size_t> event, <CUcontext> <size_t> context)
+            else:
+                self.kept.append((event, context, keep))
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,17 @@ TWO_GPUS = {
             view.inplace_copy_from(data, stream=stream)
             stream.synchronize()
             assert (view.to_numpy() == 3).all()""",
+    "the default streams of two GPUs have one handle": """
+        devices = [nvsym.Device(0), nvsym.Device(1)]
+        pool = nvsym.SymmetricPool.allocate(devices, 1 << 20)
+        data = nvsym.HostBuffer("uint8", 1 << 20, devices[0])
+        data[:] = 5
+        for handle in (0, 2):
+            for device in devices * 2:
+                pool.unicast_view(device).inplace_copy_from(data, stream=handle)
+        for device in devices:
+            device.synchronize()
+            assert (pool.unicast_view(device).to_numpy() == 5).all()""",
     "a job on one GPU after a job on the other": """
         data = nvsym.HostBuffer("uint8", 1 << 20)
         for device in (0, 1, 0):

@@ -18,7 +18,7 @@ COPIES = ["copy", "-b", "256M", "-e", "256M", "--batches", "7", "--budget", "0.4
 SIZES = ["-b", "64", "-f", "64", *QUICK, "--reference", "64M"]  # 64 B, 4 KiB, 256 KiB, 16 MiB, 1 GiB
 SIGNALS = ["put", "--signal", "-e", "4K", "--graph", "both", *SIZES]
 # The other collectives; NVSHMEM's of many bytes take long where PEs share a GPU.
-MOVES = ["-b", "64", "-e", "4M", "-f", "8", "--graph", "both", "--budget", "0.15"]
+MOVES = ["-b", "64", "-e", "4M", "-f", "2", "--graph", "--budget", "0.15", "--vs-every", "2"]
 COLLECTIVES = {
     name: [name, *MOVES, "--vs", "nvshmem"] for name in ("broadcast", "fcollect", "alltoall", "reducescatter")
 }
@@ -64,7 +64,8 @@ SUITES = {
         "copy": COPIES,
         "allreduce-in-place": [*IN_PLACE, "--vs", "nccl"],
         "allreduce-nvshmem": ["allreduce", "-e", "16M", *SIZES, "--vs", "nvshmem,nvshmem4py"],
-        **{name: [*line[:-1], "nccl,nvshmem,torch"] for name, line in COLLECTIVES.items()},
+        **{name: [*line[:-1], "nccl,nvshmem"] for name, line in COLLECTIVES.items()},
+        "fcollect-eager": ["fcollect", "-b", "64", "-e", "64M", "-f", "16", *QUICK, "--vs", "nccl,torch"],
     },
 }  # fmt: skip
 

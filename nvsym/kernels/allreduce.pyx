@@ -240,8 +240,9 @@ cdef class AllreduceKernels:
     cdef bint early(self, Kernel kernel, unsigned int blocks, unsigned int threads) noexcept nogil:
         """Whether a launch is so small that one more of its kind may wait on the processors.
 
-        Blocks that wait for other PEs must all find their places, whatever waits there for its turn. What waits holds a quarter of a
-        processor's registers at most: kernels of low latency have few, and those that push are bounded to a block of 128 threads.
+        Blocks that wait for other PEs must all find their places, whatever waits there for its turn: what waits is of the same PE, and
+        beside it there is room for all that a processor of this PE's share takes of low latency (LL_RESIDENT). PEs that share a GPU
+        have kernels only where their shares are apart. Those that push are bounded to a block of 128 threads.
         """
         if not self.overlap:
             return False

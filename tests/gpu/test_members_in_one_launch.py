@@ -24,7 +24,7 @@ OF_TWO = ("push", "staged")  # members
 MAX_PES, MAX_BLOCKS, LL_STAGES, LL_BLOCKS = 32, 256, 2, 128
 PUSH_THREADS, PUSH_STAGES, PUSH_LAYERS, PUSH_BLOCKS = 512, 8, 5, 4
 EMPTY, KEYED = 0x9E3779B9, 0x85EBCA6B
-LL_BYTES = 16 * 64
+LL_BYTES = 16 * 512
 EPOCHS = 3 * MAX_BLOCKS + 1
 STAGES, STAGE_BYTES, STAGE_THREADS = 2, 32 << 10, 64
 STAGE_UNIT = STAGE_THREADS * 2 * 16  # bytes that a block reduces at a time
@@ -195,11 +195,11 @@ def operands(kind, members, count):
     return sources, results[name] if name else [total] * members
 
 
-def grid(kind, members, count):
-    """(blocks of a member, threads), as the launches of nvsym have them, with fewer blocks."""
+def grid(kind, members, count, turn):
+    """(blocks of a member, threads), as the launches of nvsym have them, with fewer blocks; of lines with other blocks each time."""
     if kind == "low_latency" or kind.endswith("lines"):
         lines = (4 * count + 7) // 8
-        threads = min((lines + 31) // 32 * 32, 64)
+        threads = min((lines + 31) // 32 * 32, (64, LL_BYTES // 16, 128)[turn])
         return (lines + threads - 1) // threads, threads
     if kind in OF_TWO:  # several steps, or units of a block
         return 3, STAGE_THREADS
@@ -286,7 +286,8 @@ def check(gpu, kind, members, count, shift, order):
         if stages is not None:
             stages.copy(turn, src, sources, order == "in place")
         gpu.write(table, calls)
-        gpu.launch(grid(kind, members, count)[0], members, grid(kind, members, count)[1], table, KINDS.index(kind))
+        blocks, threads = grid(kind, members, count, turn)
+        gpu.launch(blocks, members, threads, table, KINDS.index(kind))
         for me, base in enumerate(bases):
             assert not any(gpu.read(failures[me], 4)), f"{what}: member {me} waited in vain, call {turn}"
             found = np.frombuffer(gpu.read(base + dst, results[me].nbytes), np.float32)
