@@ -73,6 +73,8 @@ cdef int enqueue(Job job, object kernel, tuple args, object grid_dim, object blo
             raise NotAvailableError(f"enqueue_function: the host backend has no GPU to launch {type(kernel).__name__} on; it takes a "
                                     "Python callable or a function of ctypes, which it calls once")
         native = isinstance(kernel, ctypes._CFuncPtr)
+        if native:  # has addresses only
+            keep.extend([(<SHMEMBuffer> value).keeper() for value in args if isinstance(value, SHMEMBuffer)])
         arguments = [in_memory(value, native) for value in args]
         keep.append(args)
     else:

@@ -6,7 +6,8 @@ from .status cimport Status
 ctypedef int (*host_op)(void *payload, Status *status) noexcept nogil
 
 cdef class HostRuntime(Runtime):
-    # Enqueue `op` with a copy of its payload on a stream other than the default one, which has no queue.
+    # Enqueue `op` with a copy of its payload on a stream other than the default one, which has no queue. Runs no Python code, so
+    # what the caller has checked is so still; call reap() before.
     cdef int push(self, void *stream, host_op op, const void *payload, size_t nbytes, object keep) except -1
 
 cdef HostRuntime get_host_runtime()

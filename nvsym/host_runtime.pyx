@@ -122,7 +122,6 @@ cdef class HostRuntime(Runtime):
         if nbytes > HQ_PAYLOAD:
             raise AssertionError(f"an operation of {nbytes} bytes does not fit a node of a queue")
         check_stream(stream)
-        self.reap()
         if keep is not None:
             Py_INCREF(keep)
             held = <PyObject *> keep
@@ -139,6 +138,7 @@ cdef class HostRuntime(Runtime):
         args.dst = dst
         args.src = src
         args.nbytes = nbytes
+        self.reap()
         return self.push(stream, run_copy, &args, sizeof(args), keep)
 
     cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:

@@ -213,8 +213,10 @@ cdef class Buffer:
         self.check()
         self.check_host_access()
         cdef object array = np.empty(self.shape, self.dtype)
+        cdef void *address = <void *> <size_t> array.ctypes.data
         self.via.synchronize()
-        self.via.runtime.copy_now(self.via.ordinal, <void *> <size_t> array.ctypes.data, self.ptr, self.nbytes)
+        self.check()
+        self.via.runtime.copy_now(self.via.ordinal, address, self.ptr, self.nbytes)
         return array
 
     def inplace_copy_from(self, src, *, stream=None):

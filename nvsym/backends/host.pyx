@@ -17,7 +17,7 @@ import socket
 from .._settings import format_size
 from ..backend import ALGORITHMS, COLLECTIVE_NAMES
 from ..dtypes import DTYPES, OPS, float8_tables
-from ..errors import BackendError
+from ..errors import BackendError, NotInitializedError
 from .host_mpi import InterNode, TeamComm
 from .host_segment import Segment
 
@@ -413,7 +413,21 @@ cdef class HostBackend(Backend):
         return 0
 
     cdef object memory_keeper(self):
-        return self.segment.memory
+        segment = self.segment
+        memory = None if segment is None else segment.memory
+        if memory is None:
+            self.check_open()
+            raise NotInitializedError("the memory of the job is mapped no more")
+        return memory
+
+    cdef inline int check_open(self) except -1:
+        """That the memory and the windows are there: no other thread has ended the job since the arguments were checked.
+
+        Called behind all Python code of a call: from here to the operation this thread keeps the GIL, or is counted in `running`.
+        """
+        if self.state.closing:
+            raise NotInitializedError("the job ended in another thread while this one began a call")
+        return 0
 
     cdef void *peer_ptr(self, const void *ptr, int pe) noexcept nogil:
         if self.state.local_of[pe] < 0:
@@ -430,7 +444,10 @@ cdef class HostBackend(Backend):
         cdef Status status
         cdef int failed
         if stream != NULL:
+            self.host.reap()    # runs code of others
+            self.check_open()
             return self.host.push(stream, run, op, sizeof(HostOp), keep)
+        self.check_open()
         status.code = status.npes = 0
         self.running += 1
         with nogil:
@@ -453,6 +470,7 @@ cdef class HostBackend(Backend):
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
+            self.check_open()
             memcpy(<char *> dest + self.state.delta[pe], src, nbytes)
             return 0
         cdef HostOp op
@@ -461,6 +479,7 @@ cdef class HostBackend(Backend):
 
     cdef int get(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
+            self.check_open()
             memcpy(dest, <const char *> src + self.state.delta[pe], nbytes)
             return 0
         cdef HostOp op
@@ -482,6 +501,7 @@ cdef class HostBackend(Backend):
 
     cdef int signal_op(self, uint64_t *sig, uint64_t value, int op, int pe, void *stream, object keep) except -1:
         if stream == NULL and not self.state.several_nodes:
+            self.check_open()
             nvsym_signal(<uint64_t *> (<char *> sig + self.state.delta[pe]), value, op)
             return 0
         cdef HostOp o
@@ -490,6 +510,7 @@ cdef class HostBackend(Backend):
 
     cdef int signal_wait(self, uint64_t *sig, int cmp, uint64_t value, void *stream, object keep) except -1:
         cdef HostOp o
+        self.check_open()
         if stream == NULL and nvsym_compare(nvsym_load(sig), cmp, value):
             return 0
         o.host, o.sig, o.op, o.value, o.blocks = &self.state, sig, cmp, value, stream == NULL
@@ -503,6 +524,7 @@ cdef class HostBackend(Backend):
             return 0
         keep = (kernel, arguments, keep)
         call[0], call[1] = <PyObject *> kernel, <PyObject *> arguments
+        self.host.reap()
         return self.host.push(stream, run_python, call, sizeof(call), keep)
 
     cdef int fence(self, void *stream) except -1:
@@ -518,6 +540,7 @@ cdef class HostBackend(Backend):
 
     cdef int atomic(self, int amo, int dtype, void *dest, const void *operand, const void *cond, void *result,
                     int pe) except -1:
+        self.check_open()
         if not self.state.several_nodes:
             if nvsym_amo(amo, dtype, <char *> dest + self.state.delta[pe], operand, cond, result):
                 raise AssertionError(f"no atomic operation {amo} for dtype {dtype}")
