@@ -162,23 +162,57 @@ with nvsym.TEAM_WORLD.create_group([2, 1, 0]) as team:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_thread_that_waits_when_the_job_ends(mpirun, n):
+@pytest.mark.parametrize(("n", "nodes"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+def test_a_thread_that_waits_when_the_job_ends(mpirun, n, nodes):
     job = run(
         mpirun, n,
         """
-found = []
-flag = U.full(1, 0)
-thread = threading.Thread(target=lambda: found.append(outcome(lambda: nvsym.signal_wait_until(flag, "ge", 1))))
-thread.start()
-time.sleep(0.2)
-nvsym.finalize()
-thread.join()
-print(found[0].split(":")[0])
+for turn in range(5):
+    found = []
+    if turn:
+        nvsym.init(backend="host", heap_size="4M")
+    flag = U.full(1, 0)
+    thread = threading.Thread(target=lambda: found.append(outcome(lambda: nvsym.signal_wait_until(flag, "ge", 1))))
+    thread.start()
+    time.sleep(0.05)
+    nvsym.finalize()
+    thread.join()
+    print(found[0].split(":")[0])
 """,
-        limit=30,
+        limit=30, nodes=nodes,
     )  # fmt: skip
     assert set("".join(job.pe_stdout).split()) <= {"NotInitializedError", "PeerExitedError"}
+
+
+@pytest.mark.parametrize(
+    "call", ["signal_op(flag, 1, 1 - me)", "atomic_inc(flag, 1 - me)", "put(flag, flag, 1 - me)", "barrier(alone)"]
+)
+def test_a_thread_that_calls_mpi_when_the_job_ends(mpirun, call):
+    """The windows between nodes stay until it has left them."""
+    run(
+        mpirun, 2,
+        f"""
+def beat():
+    try:
+        while True:
+            nvsym.{call}
+    except Exception as error:
+        found.append(error)
+
+for turn in range(4):
+    found = []
+    if turn:
+        nvsym.init(backend="host", heap_size="4M")
+    flag, alone = U.full(1, 0), nvsym.TEAM_WORLD.split_2d(1)[0]
+    thread = threading.Thread(target=beat)
+    thread.start()
+    time.sleep(0.05)
+    nvsym.finalize()
+    thread.join()
+    assert type(found[0]) is nvsym.NotInitializedError, repr(found[0])
+""",
+        limit=30, nodes=2,
+    )  # fmt: skip
 
 
 def test_what_a_signal_handler_raises(mpirun):

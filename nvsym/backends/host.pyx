@@ -338,12 +338,17 @@ cdef class HostBackend(Backend):
         # What other threads have enqueued since the PEs were drained uses the memory, too; what it waits for no longer comes.
         nvsym_store32(&self.state.closing, 1)
         self.host.drain_all(-1)
+        alone = self._await_threads()
         if self.inter is not None:
-            comm = self.inter.comm
-            self.inter.close()
-            comm.Free()
+            # All PEs close the window or none: where a thread of any is still inside of MPI, it stays.
+            if all(agreement.gather(alone, "closing the MPI windows between nodes")):
+                comm = self.inter.comm
+                self.inter.close()
+                comm.Free()
+            else:
+                _kept.append(self.inter)
             self.inter = None
-        if self._await_threads():
+        if alone:
             self._unmap()
         else:
             _kept.append(self.segment)
@@ -355,6 +360,8 @@ cdef class HostBackend(Backend):
         for i in range(PATIENCE):    # no-cython-lint
             if self.running == 0:
                 return True
+            if self.inter is not None:
+                self.inter.progress()   # a thread of another PE may need this one's answer
             with nogil:
                 nvsym_sleep(1_000_000)
         return False
@@ -370,12 +377,16 @@ cdef class HostBackend(Backend):
 
     cdef int set_failed(self, str reason) except -1:
         cdef nvsym_pe_ctl *ctl = <nvsym_pe_ctl *> self.state.region
+        if self.segment is None:
+            return 0
         strncpy(ctl.reason, reason.encode(), sizeof(ctl.reason) - 1)
         nvsym_store32(&ctl.state, NVSYM_PE_FAILED)
         return 0
 
     cdef int check_peers(self) except -1:
         cdef Status status
+        if self.segment is None:
+            return 0    # the job has ended, and the memory may be gone
         memset(&status, 0, sizeof(status))
         if look_for_gone(&self.state, b"a collective call", &status):
             raise_status(&status)
@@ -552,7 +563,12 @@ cdef class HostBackend(Backend):
         names = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
         value = None if operand == NULL else np.frombuffer((<const char *> operand)[:n], element.numpy)
         expected = None if cond == NULL else np.frombuffer((<const char *> cond)[:n], element.numpy)
-        old = self.inter.atomic(names[amo], element.numpy, <size_t> dest, value, expected, pe).view(np.uint8)
+        self.check_open()
+        self.running += 1
+        try:
+            old = self.inter.atomic(names[amo], element.numpy, <size_t> dest, value, expected, pe).view(np.uint8)
+        finally:
+            self.running -= 1
         if result != NULL:
             memcpy(result, &old[0], n)
         return 0
@@ -791,6 +807,7 @@ class _Watch:
         self.team_comm = team_comm
 
     def __call__(self):
+        (<HostBackend> self.backend).check_open()   # ends the wait of a thread or a stream when the job ends
         (<HostBackend> self.backend).check_peers()
         self.team_comm.watch()
 
@@ -947,6 +964,8 @@ cdef int nothing_runs(HostState *h, bint blocks, Status *status) noexcept with g
     try:
         if blocks and not backend.runtime.ticket_done(backend.runtime.ticket()):
             return 0
+        if h.closing:
+            return 0    # the wait ends for that reason
         for pe in range(h.n_pes):
             if h.local_of[pe] < 0 and backend.inter.state(pe) != NVSYM_PE_EXITING:
                 return 0
@@ -974,7 +993,7 @@ cdef int wait_until(HostState *h, const uint64_t *flag, int cmp, uint64_t value,
             if nvsym_compare(nvsym_load(flag), cmp, value):
                 return 0
             sched_yield()
-        if h.several_nodes and progress(h, status):
+        if h.several_nodes and not nvsym_load32(&h.closing) and progress(h, status):
             return -1
         now = nvsym_now()
         if now - start > SLEEP_AFTER:
@@ -1030,7 +1049,8 @@ cdef int check_signals(Status *status) noexcept with gil:
 
 cdef int progress(HostState *h, Status *status) noexcept with gil:
     try:
-        (<HostBackend> h.backend).inter.progress()
+        if not h.closing:   # else the windows may be closed
+            (<HostBackend> h.backend).inter.progress()
         return 0
     except BaseException as error:
         status_of(status, error)
