@@ -27,8 +27,8 @@ typedef struct hq_node {
     struct hq_node *next;
     uint64_t seq;
     hq_fn fn;
+    hq_fn skip; /* runs in its place on a failed queue; may be NULL. Events, which others wait for, are reached all the same */
     void *keep;
-    int always; /* runs also on a failed queue: events, which others wait for */
     _Alignas(16) unsigned char payload[HQ_PAYLOAD];
 } hq_node;
 
@@ -72,13 +72,13 @@ static void *hq_main(void *arg)
         if (!q->head)
             break;
         hq_node *node = q->head;
-        int skip = q->failed && !node->always; /* after a failure the stream runs nothing more, as a CUDA stream */
+        hq_fn fn = q->failed ? node->skip : node->fn; /* after a failure the stream runs nothing more, as a CUDA stream */
         pthread_mutex_unlock(&q->lock);
         unsigned char *status = NULL;
         int rc = 0;
-        if (!skip) {
+        if (fn) {
             status = (unsigned char *)calloc(1, q->status_size);
-            rc = node->fn(node->payload, status);
+            rc = fn(node->payload, status);
         }
         pthread_mutex_lock(&q->lock);
         if (rc && !q->failed) {
@@ -132,7 +132,7 @@ static hq *hq_create(size_t status_size)
     return q;
 }
 
-static int hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep, int always)
+static int hq_push(hq *q, hq_fn fn, hq_fn skip, const void *payload, size_t size, void *keep)
 {
     hq_node *node = (hq_node *)malloc(sizeof(hq_node));
     if (!node || size > HQ_PAYLOAD) {
@@ -141,8 +141,8 @@ static int hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep
     }
     node->next = NULL;
     node->fn = fn;
+    node->skip = skip;
     node->keep = keep;
-    node->always = always;
     memcpy(node->payload, payload, size);
     pthread_mutex_lock(&q->lock);
     node->seq = atomic_fetch_add(&hq_seq, 1);
@@ -428,7 +428,8 @@ static int hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
 {
     hq_event_op op = {e, n};
     atomic_fetch_add(&e->refs, 1);
-    if (hq_push(q, wait ? hq_do_wait : hq_do_reach, &op, sizeof op, NULL, 1)) {
+    hq_fn fn = wait ? hq_do_wait : hq_do_reach;
+    if (hq_push(q, fn, fn, &op, sizeof op, NULL)) {
         hq_event_drop(e);
         return -1;
     }

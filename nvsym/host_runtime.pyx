@@ -39,7 +39,7 @@ cdef extern from "host_queue.h" nogil:
     ctypedef int (*hq_fn)(void *payload, void *status) noexcept
 
     hq *     hq_create(size_t status_size)
-    int      hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep, int always)
+    int      hq_push(hq *q, hq_fn fn, hq_fn skip, const void *payload, size_t size, void *keep)
     void     hq_close(hq *q)
     hq_node *hq_reap()
     int      hq_idle(hq *q)
@@ -100,7 +100,8 @@ cdef int check_event(void *event) except -1:
     return 0
 
 
-cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, bint *run_now, Status *status) noexcept nogil:
+cdef int enqueue(void *stream, host_op op, host_op skip, const void *payload, size_t nbytes, bint *run_now,
+                 Status *status) noexcept nogil:
     run_now[0] = <size_t> stream <= PER_THREAD_DEFAULT
     if run_now[0]:
         return 0
@@ -108,7 +109,7 @@ cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, b
     if not hq_is_registered(stream):
         status_text(status, STATUS_ARGUMENT, b"stream: the handle is not that of a stream in host memory, where the buffers live")
         return -1
-    if nbytes > HQ_PAYLOAD or hq_push(<hq *> stream, <hq_fn> op, payload, nbytes, NULL, 0):
+    if nbytes > HQ_PAYLOAD or hq_push(<hq *> stream, <hq_fn> op, <hq_fn> skip, payload, nbytes, NULL):
         status_text(status, STATUS_MEMORY, b"no memory to enqueue an operation")
         return -1
     return 0
@@ -117,7 +118,7 @@ cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, b
 cdef class HostRuntime(Runtime):
     """Host memory. There is one, `host_runtime`."""
 
-    cdef int push(self, void *stream, host_op op, const void *payload, size_t nbytes, object keep) except -1:
+    cdef int push(self, void *stream, host_op op, host_op skip, const void *payload, size_t nbytes, object keep) except -1:
         cdef PyObject *held = NULL
         if nbytes > HQ_PAYLOAD:
             raise AssertionError(f"an operation of {nbytes} bytes does not fit a node of a queue")
@@ -125,7 +126,7 @@ cdef class HostRuntime(Runtime):
         if keep is not None:
             Py_INCREF(keep)
             held = <PyObject *> keep
-        if hq_push(<hq *> stream, <hq_fn> op, payload, nbytes, held, 0):
+        if hq_push(<hq *> stream, <hq_fn> op, <hq_fn> skip, payload, nbytes, held):
             if held != NULL:
                 Py_DECREF(keep)
             raise MemoryError("no memory to enqueue an operation")
@@ -139,7 +140,7 @@ cdef class HostRuntime(Runtime):
         args.src = src
         args.nbytes = nbytes
         self.reap()
-        return self.push(stream, run_copy, &args, sizeof(args), keep)
+        return self.push(stream, run_copy, NULL, &args, sizeof(args), keep)
 
     cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
         if nbytes < RELEASE_GIL_ABOVE:

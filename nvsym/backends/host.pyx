@@ -29,8 +29,8 @@ from ..backend cimport (
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
 from ..status cimport (
-    STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status, status_interrupted,
-    status_of, status_pe, status_text)
+    STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status,
+    status_interrupted, status_of, status_pe, status_text)
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_CMP_GE, NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
 
@@ -70,6 +70,8 @@ cdef extern from "host_sync.h" nogil:
     uint32_t nvsym_load32(const uint32_t *p)
     void     nvsym_store32(uint32_t *p, uint32_t v)
     void     nvsym_add32(uint32_t *p, int32_t n)
+    uint64_t nvsym_next(uint64_t *p)                # adds one and returns what was there
+    void     nvsym_advance(uint64_t *p, uint64_t v) # to v, or it is further already
     void     nvsym_fence()
     bint     nvsym_try_lock(uint32_t *p)
     void     nvsym_unlock(uint32_t *p)
@@ -145,6 +147,10 @@ cdef struct TeamState:
     uint64_t           epoch
     uint32_t           busy
     uint32_t           queued       # calls on streams that have not run yet
+    # Bad calls of this PE, of which the others have to be told: those made, and those told. They are told in the order in which they
+    # were made, and a call that is made behind one waits until it has been, whatever streams they are on.
+    uint64_t           refused
+    uint64_t           told
     bint               broken
     bint               ahead        # the last epoch was announced without waiting for the others
     const void **      src          # scratch, n each
@@ -166,6 +172,7 @@ cdef struct HostOp:
     size_t       count              # elements of a reduction; else `nbytes`
     uint64_t *   sig
     uint64_t     value
+    uint64_t     after              # bad calls of this PE on the team before this one
 
 
 cdef list _kept = []   # memory that threads of this process may still look at
@@ -450,14 +457,14 @@ cdef class HostBackend(Backend):
 
     # ---- one-sided --------------------------------------------------------------------------------------------------
 
-    cdef int submit(self, host_op run, HostOp *op, void *stream, object keep) except -1:
+    cdef int submit(self, host_op run, HostOp *op, void *stream, object keep, host_op skip=NULL) except -1:
         """Run the operation here, on the default stream, or enqueue it."""
         cdef Status status
         cdef int failed
         if stream != NULL:
             self.host.reap()    # runs code of others
             self.check_open()
-            return self.host.push(stream, run, op, sizeof(HostOp), keep)
+            return self.host.push(stream, run, skip, op, sizeof(HostOp), keep)
         self.check_open()
         status.code = status.npes = 0
         self.running += 1
@@ -468,16 +475,6 @@ cdef class HostBackend(Backend):
             raise_status(&status)
         return 0
 
-    cdef int submit_to_team(self, host_op run, host_op run_queued, HostOp *op, void *stream, object keep) except -1:
-        """The same for a call of a team, which counts what is enqueued until it has run."""
-        if stream == NULL:
-            return self.submit(run, op, stream, keep)
-        nvsym_add32(&op.team.queued, 1)
-        try:
-            return self.submit(run_queued, op, stream, keep)
-        except BaseException:
-            nvsym_add32(&op.team.queued, -1)
-            raise
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
@@ -536,7 +533,7 @@ cdef class HostBackend(Backend):
         keep = (kernel, arguments, keep)
         call[0], call[1] = <PyObject *> kernel, <PyObject *> arguments
         self.host.reap()
-        return self.host.push(stream, run_python, call, sizeof(call), keep)
+        return self.host.push(stream, run_python, NULL, call, sizeof(call), keep)
 
     cdef int fence(self, void *stream) except -1:
         return self.quiet(stream)   # a copy that is done is ordered
@@ -631,7 +628,15 @@ cdef class HostBackend(Backend):
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
         op.host = &self.state
         op.team = &(<HostTeam> team).state
-        return self.submit_to_team(run_collective, run_queued_collective, op, stream, keep)
+        op.after = nvsym_load(&op.team.refused)
+        if stream == NULL:
+            return self.submit(run_collective, op, stream, keep)
+        nvsym_add32(&op.team.queued, 1)
+        try:
+            return self.submit(run_queued_collective, op, stream, keep, skip_queued_collective)
+        except BaseException:
+            nvsym_add32(&op.team.queued, -1)
+            raise
 
     cdef int barrier(self, TeamData team, bint complete, void *stream) except -1:
         cdef HostOp op
@@ -700,7 +705,16 @@ cdef class HostBackend(Backend):
         cdef bytes text = reason.encode()[:STATUS_TEXT - 1]
         op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
         op.src, op.nbytes = <const char *> text, len(text)
-        return self.submit_to_team(run_fail, run_queued_fail, &op, stream, None if stream == NULL else (team, text))
+        keep = (team, text)
+        self.check_open()
+        op.after = nvsym_next(&op.team.refused)     # from here on it has to be told, or later calls wait for ever
+        nvsym_add32(&op.team.queued, 1)
+        if stream != NULL:
+            try:
+                return self.submit(run_fail, &op, stream, keep, skip_fail)
+            except Exception:
+                pass    # no memory, or the stream is no more: tell them here
+        return self.submit(run_fail, &op, NULL, keep)
 
     cdef int functions(self, Functions *f) except -1:
         cdef int pe
@@ -1156,10 +1170,42 @@ cdef inline size_t share_end(size_t count, size_t itemsize, int n, int i) noexce
     return share_start(count, itemsize, n, i + 1)
 
 
+cdef int await_refusals(TeamState *t, uint64_t after, const char *what, Status *status) noexcept nogil:
+    """Wait until the others have been told of the first `after` bad calls of this PE, which are on streams of their own."""
+    cdef int64_t start, now, looked
+    if nvsym_load(&t.told) >= after:
+        return 0
+    start = looked = nvsym_now()
+    while nvsym_load(&t.told) < after:
+        now = nvsym_now()
+        if now - start < SLEEP_AFTER:
+            sched_yield()
+            continue
+        nvsym_sleep(max(20_000, min((now - start) >> 4, 1_000_000)))
+        if now - looked < WATCH_PERIOD:
+            continue
+        looked = now
+        if nvsym_load32(&t.host.closing):
+            status_text(status, STATUS_CLOSED, b"the job ended while this thread waited")
+            return -1
+        if t.host.several_nodes and progress(t.host, status):
+            return -1
+        if t.host.limit > 0 and now - start > t.host.limit:
+            status.code = STATUS_COLLECTIVE
+            snprintf(status.text, STATUS_TEXT, b"%s: an earlier call of this PE on the team was refused, and its stream has not come so "
+                     b"far that the other PEs could be told of it within %g s (NVSYM_TIMEOUT)", what, t.host.limit / 1e9)
+            return -1
+        if check_signals(status):
+            return -1
+    return 0
+
+
 cdef int run_collective(void *payload, Status *status) noexcept nogil:
     cdef HostOp *op = <HostOp *> payload
     cdef TeamState *t = op.team
     cdef int failed
+    if t.n > 1 and await_refusals(t, op.after, NAMES[op.kind], status):
+        return -1
     if not nvsym_try_lock(&t.busy):
         status_text(status, STATUS_COLLECTIVE, b"the team is in the middle of another collective call of this PE: calls on one "
                     b"team must be ordered, on one stream or by events")
@@ -1186,14 +1232,32 @@ cdef int run_queued_collective(void *payload, Status *status) noexcept nogil:
     return failed
 
 
-cdef int run_fail(void *payload, Status *status) noexcept nogil:
+cdef int skip_queued_collective(void *payload, Status *status) noexcept nogil:
+    nvsym_add32(&(<HostOp *> payload).team.queued, -1)
+    return 0
+
+
+cdef int await_idle(TeamState *t) noexcept nogil:
+    """Take the team for this thread, once the call that this PE is in the middle of is over."""
+    cdef int64_t start = nvsym_now()
+    while not nvsym_try_lock(&t.busy):
+        # That call has the same limit, and began before.
+        if nvsym_load32(&t.host.closing) or (t.host.limit > 0 and nvsym_now() - start > t.host.limit + WATCH_PERIOD):
+            return -1
+        nvsym_sleep(50_000)
+    return 0
+
+
+cdef int tell(HostOp *op, Status *status) noexcept nogil:
     """Announce that this PE takes no part in a call. It has raised its own error: nothing more is raised here."""
-    cdef HostOp *op = <HostOp *> payload
     cdef TeamState *t = op.team
     cdef nvsym_team_ctl *mine
     cdef size_t n = min(op.nbytes, <size_t> (STATUS_TEXT - 1))
     cdef int parity
-    if t.n == 1 or t.broken or not nvsym_try_lock(&t.busy):
+    if t.n == 1 or t.broken:
+        return 0
+    if await_refusals(t, op.after, NAMES[op.kind], status) or await_idle(t):
+        t.broken = True     # the others have not been told: what they do next would meet another call
         return 0
     if not t.inside or op.algorithm == ALGO_MPI:
         if by_mpi(op, INTER_FAIL, status) and status.code != STATUS_COLLECTIVE:
@@ -1212,10 +1276,24 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
     return 0
 
 
-cdef int run_queued_fail(void *payload, Status *status) noexcept nogil:
-    cdef int failed = run_fail(payload, status)
-    nvsym_add32(&(<HostOp *> payload).team.queued, -1)
-    return failed
+cdef int run_fail(void *payload, Status *status) noexcept nogil:
+    tell(<HostOp *> payload, status)
+    let_go(<HostOp *> payload)
+    return -1 if status.code == STATUS_INTERRUPTED else 0
+
+
+cdef int skip_fail(void *payload, Status *status) noexcept nogil:
+    """On a stream that has failed, a good call would not have been made either: there is nothing to tell."""
+    cdef HostOp *op = <HostOp *> payload
+    await_refusals(op.team, op.after, NAMES[op.kind], status)
+    let_go(op)
+    return 0
+
+
+cdef void let_go(HostOp *op) noexcept nogil:
+    """Let the calls behind a refusal go on."""
+    nvsym_advance(&op.team.told, op.after + 1)
+    nvsym_add32(&op.team.queued, -1)
 
 
 cdef int alone(HostOp *op) noexcept nogil:
@@ -1323,16 +1401,23 @@ cdef int two_shot(HostOp *op, nvsym_call *call, Status *status) noexcept nogil:
 
 
 cdef int start(host_op run, HostOp *op, void *stream, Status *status) noexcept nogil:
-    return start_sized(run, op, sizeof(HostOp), stream, status)
-
-
-cdef int start_sized(host_op run, HostOp *op, size_t nbytes, void *stream, Status *status) noexcept nogil:
     cdef bint run_now = False
     op.blocks = False
-    if enqueue(stream, run, op, nbytes, &run_now, status):
+    if enqueue(stream, run, NULL, op, sizeof(HostOp), &run_now, status):
         return -1
     op.blocks = True
     return run(op, status) if run_now else 0
+
+
+cdef int start_collective(HostOp *op, void *stream, Status *status) noexcept nogil:
+    cdef bint run_now = False
+    op.after = nvsym_load(&op.team.refused)
+    nvsym_add32(&op.team.queued, 1)
+    if enqueue(stream, run_queued_collective, skip_queued_collective, op, sizeof(HostOp), &run_now, status):
+        nvsym_add32(&op.team.queued, -1)
+        refuse(op.team, op.kind, op.algorithm, NULL, status)
+        return -1
+    return run_queued_collective(op, status) if run_now else 0
 
 
 cdef bint c_symmetric(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
@@ -1389,7 +1474,7 @@ cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, St
     op.host, op.team = <HostState *> ctx, <TeamState *> team.state
     op.kind, op.pe, op.op, op.dtype, op.count = COLL_BARRIER if complete else COLL_SYNC, 0, 0, NO_TYPE, 0
     op.nbytes, op.complete, op.dest, op.src, op.algorithm = 0, complete, NULL, NULL, ALGO_AUTO
-    return start(run_collective, &op, stream, status)
+    return start_collective(&op, stream, status)
 
 
 cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
@@ -1402,7 +1487,7 @@ cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, c
         if no_reducer(&o, status):
             c_fail_reduce(ctx, team, algorithm, stream, status)
             return -1
-    return start(run_collective, &o, stream, status)
+    return start_collective(&o, stream, status)
 
 
 cdef int no_reducer(HostOp *op, Status *status) noexcept with gil:
@@ -1423,12 +1508,20 @@ cdef struct FailOp:
 
 
 cdef void c_fail_reduce(void *ctx, nvsym_team_t team, int algorithm, void *stream, const Status *status) noexcept nogil:
+    refuse(<TeamState *> team.state, COLL_REDUCE, algorithm, stream, status)
+
+
+cdef void refuse(TeamState *t, int kind, int algorithm, void *stream, const Status *status) noexcept nogil:
     cdef FailOp fail
     cdef Status unused
-    fail.op.host, fail.op.team, fail.op.kind = <HostState *> ctx, <TeamState *> team.state, COLL_REDUCE
-    fail.op.algorithm = algorithm
+    cdef bint run_now = False
+    fail.op.host, fail.op.team, fail.op.kind, fail.op.algorithm = t.host, t, kind, algorithm
     snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
-    start_sized(run_fail_words, &fail.op, sizeof(FailOp), stream, &unused)
+    fail.op.after = nvsym_next(&t.refused)
+    nvsym_add32(&t.queued, 1)
+    if enqueue(stream, run_fail_words, skip_fail, &fail, sizeof(FailOp), &run_now, &unused) or run_now:
+        unused.code = unused.npes = 0
+        run_fail_words(&fail, &unused)
 
 
 cdef int run_fail_words(void *payload, Status *status) noexcept nogil:
