@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memmove
 
-from .errors import ForkError
+from .errors import ForkError, NVSymError
 
 from .runtime cimport Runtime
 from .status cimport STATUS_ARGUMENT, STATUS_MEMORY, Status, raise_status, status_text
@@ -42,6 +42,7 @@ cdef extern from "host_queue.h" nogil:
     int      hq_push(hq *q, hq_fn fn, hq_fn skip, const void *payload, size_t size, void *keep)
     void     hq_close(hq *q)
     hq_node *hq_reap()
+    int      hq_inside(const hq *q)
     int      hq_idle(hq *q)
     uint64_t hq_last(hq *q)
     int      hq_drain_for(hq *q, uint64_t last, long milliseconds)
@@ -57,7 +58,8 @@ cdef extern from "host_queue.h" nogil:
     hq_event *hq_event_create()
     int      hq_event_lost(const hq_event *e)
     void     hq_event_drop(hq_event *e)
-    uint64_t hq_event_next(hq_event *e)
+    uint64_t hq_event_next(hq_event *e, const hq *by)
+    int      hq_event_behind(hq_event *e)
     uint64_t hq_event_recorded(hq_event *e)
     void     hq_event_reach(hq_event *e, uint64_t n)
     int      hq_event_wait_for(hq_event *e, uint64_t n, long milliseconds)
@@ -97,6 +99,14 @@ cdef int check_stream(void *stream) except -1:
 cdef int check_event(void *event) except -1:
     if hq_event_lost(<hq_event *> event):
         raise ForkError("the event was made before this process was forked, and belongs to the parent; make another")
+    return 0
+
+
+cdef int check_outside(const hq *queue) except -1:
+    """That this thread does not run an operation of the queue (NULL: of any), and would wait for itself."""
+    if hq_inside(queue):
+        raise NVSymError("a function that was enqueued on a stream waits for that stream, and would wait for ever: synchronize() of it or "
+                         "of the device, to_numpy() of a Buffer (such as a peer's) and finalize() belong outside of it")
     return 0
 
 
@@ -189,18 +199,23 @@ cdef class HostRuntime(Runtime):
     cdef int stream_drain(self, void *stream) except -1:
         cdef Status status
         cdef uint64_t last
-        cdef bint done = False
+        cdef bint done
+        cdef int failed = -1
         if stream == NULL:
             return 0
         check_stream(stream)
-        last = hq_last(<hq *> stream)
-        while not done:
-            with nogil:
-                done = hq_drain_for(<hq *> stream, last, LOOK_AROUND)
-            if not done:
-                PyErr_CheckSignals()
-        self.reap()
-        if hq_take_failure(<hq *> stream, &status):
+        check_outside(<hq *> stream)
+        while failed < 0:   # what came behind a failure meanwhile is passed over
+            last = hq_last(<hq *> stream)
+            done = False
+            while not done:
+                with nogil:
+                    done = hq_drain_for(<hq *> stream, last, LOOK_AROUND)
+                if not done:
+                    PyErr_CheckSignals()
+            self.reap()
+            failed = hq_take_failure(<hq *> stream, &status)
+        if failed:
             raise_status(&status)
         return 0
 
@@ -216,7 +231,7 @@ cdef class HostRuntime(Runtime):
     cdef int event_record(self, int device, void *event, void *stream) except -1:
         check_event(event)
         check_stream(stream)
-        cdef uint64_t n = hq_event_next(<hq_event *> event)
+        cdef uint64_t n = hq_event_next(<hq_event *> event, <hq *> stream)
         if stream == NULL:
             hq_event_reach(<hq_event *> event, n)
         elif hq_push_event(<hq *> stream, <hq_event *> event, n, 0):
@@ -238,6 +253,9 @@ cdef class HostRuntime(Runtime):
 
     cdef int event_drain(self, void *event) except -1:
         check_event(event)
+        if hq_event_behind(<hq_event *> event):
+            raise NVSymError("a function that was enqueued on a stream waits for an event that is recorded behind it on that stream, and "
+                             "would wait for ever")
         cdef uint64_t n = hq_event_recorded(<hq_event *> event)
         cdef bint done = False
         while not done:
@@ -263,6 +281,7 @@ cdef class HostRuntime(Runtime):
         return hq_ticket_done(ticket)
 
     cdef int drain_all(self, int device) except -1:
+        check_outside(NULL)
         cdef uint64_t ticket = hq_ticket()
         cdef bint done = False
         while not done:
