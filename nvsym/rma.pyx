@@ -9,6 +9,7 @@ from .backend cimport ALGO_AUTO, COLL_BARRIER, COLL_SYNC, TeamData
 from .buffer cimport SHMEMBuffer, as_buffer, as_pe, check_named
 from .job cimport Job, current_job
 from .memory cimport Buffer, HostArray, host_array
+from .status cimport error_text
 from .stream cimport stream_ptr
 from .team cimport Team, as_team, world_team
 
@@ -177,7 +178,7 @@ cdef int fail(object team, int kind, object error, object stream, int algorithm=
     cdef void *ptr = NULL
     cdef str reason
     if data is not None and job.heap.closed is None:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error_text(error)}"
         try:
             job_stream(job, stream, &ptr)
         except Exception:

@@ -30,7 +30,7 @@ from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
 from ..status cimport (
     STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status,
-    status_interrupted, status_of, status_pe, status_text)
+    status_interrupted, status_of, status_pe, status_text, text_bytes)
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_CMP_GE, NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
 
@@ -70,8 +70,8 @@ cdef extern from "host_sync.h" nogil:
     uint32_t nvsym_load32(const uint32_t *p)
     void     nvsym_store32(uint32_t *p, uint32_t v)
     void     nvsym_add32(uint32_t *p, int32_t n)
-    uint64_t nvsym_next(uint64_t *p)                # adds one and returns what was there
-    void     nvsym_advance(uint64_t *p, uint64_t v) # to v, or it is further already
+    uint64_t nvsym_next(uint64_t *p)                    # adds one and returns what was there
+    void     nvsym_advance(uint64_t *p, uint64_t v)     # to v, or it is further already
     void     nvsym_fence()
     bint     nvsym_try_lock(uint32_t *p)
     void     nvsym_unlock(uint32_t *p)
@@ -386,7 +386,7 @@ cdef class HostBackend(Backend):
         cdef nvsym_pe_ctl *ctl = <nvsym_pe_ctl *> self.state.region
         if self.segment is None:
             return 0
-        strncpy(ctl.reason, reason.encode(), sizeof(ctl.reason) - 1)
+        strncpy(ctl.reason, text_bytes(reason), sizeof(ctl.reason) - 1)
         nvsym_store32(&ctl.state, NVSYM_PE_FAILED)
         return 0
 
@@ -474,7 +474,6 @@ cdef class HostBackend(Backend):
         if failed:
             raise_status(&status)
         return 0
-
 
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
@@ -702,7 +701,7 @@ cdef class HostBackend(Backend):
 
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         cdef HostOp op
-        cdef bytes text = reason.encode()[:STATUS_TEXT - 1]
+        cdef bytes text = text_bytes(reason)
         op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
         op.src, op.nbytes = <const char *> text, len(text)
         keep = (team, text)
@@ -1132,7 +1131,7 @@ cdef void explain(TeamState *t, int parity, Status *status) noexcept with gil:
     cdef object text
     try:
         text = (<HostBackend> t.host.backend)._explain(<HostTeam> t.team, parity)
-        status_text(status, STATUS_COLLECTIVE, text.encode()[:STATUS_TEXT - 1])
+        status_text(status, STATUS_COLLECTIVE, text_bytes(text))
     except BaseException as error:
         status_of(status, error)
 
