@@ -574,8 +574,7 @@ cdef class HostBackend(Backend):
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe):
         cdef HostTeam team = HostTeam.__new__(HostTeam)
         cdef TeamState *t = &team.state
-        cdef nvsym_team_ctl *ctl
-        cdef int i, n = len(pes)
+        cdef int n = len(pes)
         team.set_members(pes, my_pe)
         team.agreement = agreement
         t.host, t.team, t.me, t.n, t.pes = &self.state, <void *> team, my_pe, n, team.pes
@@ -589,6 +588,18 @@ cdef class HostBackend(Backend):
             raise BackendError(f"no control block is left for another team: {self.max_teams} exist (NVSYM_MAX_TEAMS)")
         team.slot = common[0]
         self.free_slots.discard(team.slot)
+        try:
+            self._set_up(team, pes)
+        except BaseException:
+            self.free_slots.add(team.slot)
+            raise
+        return team
+
+    def _set_up(self, HostTeam team, pes):
+        cdef TeamState *t = &team.state
+        cdef nvsym_team_ctl *ctl
+        cdef int i, n = t.n, my_pe = t.me
+        agreement = team.agreement
         t.ctl = <nvsym_team_ctl **> calloc(n, sizeof(void *))
         t.src = <const void **> calloc(n, sizeof(void *))
         t.dst = <void **> calloc(n, sizeof(void *))
@@ -611,7 +622,6 @@ cdef class HostBackend(Backend):
             team.comm = TeamComm(self.inter, own, list(pes), NVSYM_PE_EXITING)
             (<Agreement> own).watch = _Watch(self, team.comm)
         agreement.vote("making a team")
-        return team
 
     cdef int destroy_team(self, TeamData team) except -1:
         cdef HostTeam t = <HostTeam> team
