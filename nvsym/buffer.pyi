@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer as _PyBuffer
 
 from .device import Device
 from .memory import Buffer
@@ -11,6 +12,17 @@ from .stream import StreamLike
 from .team import Team
 
 _S = TypeVar("_S", bound=np.generic)
+
+# Objects with memory; a list is none.
+class _DLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+class _ArrayInterface(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+_Memory: TypeAlias = npt.NDArray[Any] | _PyBuffer | _DLPack | _ArrayInterface
 
 class SHMEMBuffer(Generic[_S]):
     device_type: ClassVar[str]
@@ -22,7 +34,7 @@ class SHMEMBuffer(Generic[_S]):
     @classmethod
     def full(cls, n: SupportsIndex, value: Any) -> Self: ...
     @classmethod
-    def from_numpy(cls, array: npt.ArrayLike) -> Self: ...
+    def from_numpy(cls, array: _Memory) -> Self: ...
     @classmethod
     def from_dlpack(cls, tensor: Any) -> Self: ...
     @classmethod

@@ -578,6 +578,10 @@ cdef class SHMEMBuffer:
         if isinstance(other, int) and not isinstance(other, bool):
             address = <char *> as_address(other, name)
         else:
+            if isinstance(other, SHMEMBuffer):
+                check_named(<SHMEMBuffer> other, name)
+            elif isinstance(other, Buffer):
+                (<Buffer> other).check_named(name)
             host = HostArray()
             if not self.job.backend.device.is_host and is_gpu_tensor(other):
                 self.gpu_array(host, name, other, ptr, out)
@@ -687,6 +691,8 @@ cdef int any_pe(object pe, int n_pes) except -1:
     cdef int overflow = 0
     cdef long number
     try:
+        if isinstance(pe, bool):
+            raise TypeError
         number = PyLong_AsLongAndOverflow(pe, &overflow)
     except TypeError:
         raise TypeError(f"pe: expected the number of a PE, not {type(pe).__name__}") from None

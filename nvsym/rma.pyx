@@ -47,7 +47,7 @@ cdef void *local_memory(object obj, str name, SHMEMBuffer like, bint writable, K
         return buffer.ptr
     if isinstance(obj, Buffer):
         plain = <Buffer> obj
-        plain.check()
+        plain.check_named(name)
         plain.check_host_access()
         if plain.dtype != like.element.numpy:
             bad_type(name, str(plain.dtype), "the other side", like.element.name)

@@ -26,6 +26,8 @@ def test_a_callable_runs_in_stream_order(ctx):
 
     ctx.enqueue_function(add, x[2:], np.float32(2), "text", **ONE)
     assert x.to_numpy().tolist() == [1, 1] + [3] * 6
+    for dimensions in (range(1, 4), np.array([1, 2]), np.int64(3)):
+        ctx.enqueue_function(len, x, grid_dim=dimensions, block_dim=dimensions)
     assert seen == [(np.ndarray, 2, "text", threading.get_ident())]
     stream, gate = nvsym.Stream(), nvsym.SHMEMBuffer[np.uint64].zeros(1)
     nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
@@ -135,7 +137,21 @@ def test_misuse(ctx):
     for kernel in (12345, "scale", None):
         with pytest.raises(nvsym.NotAvailableError, match="no GPU"):
             ctx.enqueue_function(kernel, x, **ONE)
-    for dimension in (0, -1, (1, 2, 3, 4), (), "x", 1.5, None, 1 << 31):
+    for dimension in (
+        0,
+        -1,
+        (1, 2, 3, 4),
+        (),
+        "x",
+        1.5,
+        None,
+        1 << 31,
+        b"11",
+        {1},
+        range(5),
+        np.zeros(2),
+        np.ones((1, 1), int),
+    ):
         for name in ("grid_dim", "block_dim"):
             with pytest.raises((TypeError, ValueError), match=name):
                 ctx.enqueue_function(calls.append, x, **{**ONE, name: dimension})

@@ -65,3 +65,11 @@ def streams() -> None:
 
 def errors(error: nvsym.PeerError) -> None:
     assert_type(error.pes, tuple[int, ...])
+
+
+def sources(ctx: nvsym.SHMEMContext, host: nvsym.HostBuffer, peer: nvsym.Buffer) -> None:
+    kind = SHMEMBuffer[np.float32]
+    for buffer in (kind.from_numpy(np.zeros(3, np.float32)), kind.from_numpy(host), kind.from_numpy(peer)):
+        assert_type(buffer, SHMEMBuffer[np.float32])
+    kind.from_numpy(memoryview(b"1234"))
+    ctx.enqueue_function(print, grid_dim=range(1, 3), block_dim=(1, 2))
