@@ -38,6 +38,8 @@ cdef Job _job = None
 cdef str _ended = "nvsym.init() has not been called"
 cdef bint _forked = False
 cdef bint _hooked = False
+cdef object _hook = None       # sys.excepthook, as _install_hooks has left it
+cdef object _program = None    # the file of the main program
 cdef Functions _functions
 memset(&_functions, 0, sizeof(_functions))
 _functions.direct.my_pe = -1
@@ -305,10 +307,10 @@ def _start(comm, tuple arguments):
 
 def _device(value):
     """The argument `device`: None, a Device or a number. Whether there is such a GPU matters to backends that use GPUs."""
+    if isinstance(value, Device):
+        (<Device> value).check()
     if value is None or isinstance(value, Device):
         return value
-    if isinstance(value, bool):
-        raise TypeError("device: expected a Device or a GPU's number, not bool")
     return as_ordinal(value, "device", "a Device or a GPU's number")
 
 
@@ -377,7 +379,9 @@ def _install_hooks():
         if _job is not None and not hasattr(sys, "ps1") and not sys.flags.interactive:
             _job.failure = value
 
-    sys.excepthook = excepthook
+    global _hook, _program
+    _program = getattr(sys.modules.get("__main__"), "__file__", "<string>")  # at exit it is gone
+    sys.excepthook = _hook = excepthook
     # Registered after mpi4py's own handler, so it runs before MPI is finalized.
     atexit.register(_at_exit)
     # A program may call MPI.Finalize() itself: MPI first deletes the attributes of COMM_SELF, and can still be called then.
@@ -399,7 +403,27 @@ def _at_mpi_finalize(comm, keyval, value):
 
 
 def _at_exit():
+    if _job is not None and _job.failure is None:
+        _job.failure = _unhandled()
     _end("the interpreter is ending")
+
+
+def _unhandled():
+    """The exception that ended the program, where the program has replaced nvsym's excepthook by one that does not call it.
+
+    Shells and test runners note what they have caught in the same place: an exception of theirs does not begin in the main program.
+    """
+    if sys.excepthook is _hook or hasattr(sys, "ps1") or sys.flags.interactive:
+        return None
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":     # python -m
+        trace = trace.tb_next
+    main = sys.modules.get("__main__")
+    if trace is None or main is None or trace.tb_frame.f_globals is not main.__dict__:
+        return None
+    code = trace.tb_frame.f_code
+    return error if code.co_name == "<module>" and code.co_filename == _program else None
 
 
 def _end(str why):

@@ -192,9 +192,18 @@ CASES = {
         where=("mpich",),
     ),
     "an excepthook of the program that calls no other": Case(
-        "sys.excepthook = lambda *_: say('mine')\nif me == 1: raise ValueError('boom')\nnvsym.barrier_all()",
+        "sys.excepthook = lambda *_: say('mine')\nif me == 1: raise ValueError('boom')\n"
+        "from mpi4py import MPI; MPI.COMM_WORLD.recv(source=1)",
         "not zero",
-        ("mine",),
+        ("mine", "PE 1 of 2 aborts the job: ValueError: boom"),
+        where=("mpich",),
+    ),
+    "an excepthook of the program, and an exception that a shell or test runner has caught and noted": Case(
+        "sys.excepthook = lambda *_: say('mine')\n"
+        "def caught():\n    try: raise ValueError('boom')\n    except ValueError as error: return error\n"
+        "sys.last_exc = sys.last_value = caught(); nvsym.barrier_all(); say('end', me)",
+        says=("end 0", "end 1"),
+        silent=("nvsym:", "mine"),
         where=("mpich",),
     ),
     "an exception, and NVSYM_ABORT_ON_EXCEPTION=0": Case(
