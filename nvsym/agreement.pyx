@@ -16,6 +16,8 @@ import numpy as np
 from . import errors
 from .errors import NVSymError, PeerTimeoutError
 
+from .status cimport error_text
+
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
@@ -113,7 +115,7 @@ cdef class Agreement:
     cdef int left(self, str what, object error) except -1:
         """Note that `error`, such as a KeyboardInterrupt, has taken this PE out of a step that the others go on with."""
         if self.size > 1 and self.broken is None and not getattr(error, "_on_all_pes", False):
-            self.broken = f"{what} was left with {type(error).__name__}: {error}"
+            self.broken = f"{what} was left with {type(error).__name__}: {error_text(error)}"
         return 0
 
     def check_arrived(self, request, str what):
@@ -187,7 +189,7 @@ cdef class Agreement:
 
     def raise_for_all(self, str what, error):
         """Collect the failures of all PEs, of which there is at least one, and raise the same exception everywhere."""
-        own = None if error is None else (_class_name(error), str(error), getattr(error, "pes", ()))
+        own = None if error is None else (_class_name(error), error_text(error), getattr(error, "pes", ()))
         failures = self.gather(own, what)
         failing = [rank for rank, failure in enumerate(failures) if failure is not None]
         if not failing:

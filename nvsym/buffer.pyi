@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeAl
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer as _PyBuffer
 
 from .device import Device
 from .memory import Buffer
@@ -30,6 +31,17 @@ class _OfJax(Protocol):
 _Foreign: TypeAlias = _OnCuda | _OfJax | Buffer | memoryview | bytes | bytearray | array[Any] | Array[Any] | mmap
 _Memory: TypeAlias = npt.NDArray[_S] | _Foreign
 
+# Objects with memory; a list is none.
+class _DLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+class _ArrayInterface(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+_Readable: TypeAlias = npt.NDArray[Any] | _PyBuffer | _DLPack | _ArrayInterface
+
 class SHMEMBuffer(Generic[_S]):
     device_type: ClassVar[str]
     dtype: np.dtype[_S]
@@ -40,7 +52,7 @@ class SHMEMBuffer(Generic[_S]):
     @classmethod
     def full(cls, n: SupportsIndex, value: Any) -> Self: ...
     @classmethod
-    def from_numpy(cls, array: npt.ArrayLike) -> Self: ...
+    def from_numpy(cls, array: _Readable) -> Self: ...
     @classmethod
     def from_dlpack(cls, tensor: Any) -> Self: ...
     @classmethod

@@ -173,7 +173,8 @@ cdef class SHMEMBuffer:
         allocate(buffer, n, error)
 
         def copy():
-            job.backend.runtime.copy(job.backend.device.ordinal, buffer.ptr, source.ptr, source.nbytes, stream, source.keep)
+            keep = (source.keep, buffer.keeper())
+            job.backend.runtime.copy(job.backend.device.ordinal, buffer.ptr, source.ptr, source.nbytes, stream, keep)
             job.backend.runtime.stream_drain(stream)
 
         job.agreement.attempt("filling a new buffer", copy)
@@ -300,9 +301,12 @@ cdef class SHMEMBuffer:
         """A new NumPy array with the contents, after what this PE enqueued on its default stream is done."""
         self.check()
         array = np.empty(self.count, self.element.numpy)
+        cdef void *address = <void *> <size_t> array.ctypes.data
         self.job.backend.runtime.stream_drain(self.job.backend.stream.ptr)
+        # Where Python code has run, another thread may have ended the job: the memory is held first, and looked at then.
+        keeper = self.keeper()
         self.check()
-        self.copy_now(<void *> <size_t> array.ctypes.data, self.ptr, self.count * self.item, self.keeper())
+        self.copy_now(address, self.ptr, self.count * self.item, keeper)
         return array
 
     def fill(self, value, stream=None):
@@ -317,12 +321,16 @@ cdef class SHMEMBuffer:
         self.check()
         self.stream_of(stream, &ptr)
         pattern = as_pattern(value, self.element)
-        if self.job.backend.runtime.fill(self.job.backend.device.ordinal, self.ptr, <void *> <size_t> pattern.ctypes.data,
-                                         self.item, self.count, ptr):
+        cdef void *source = <void *> <size_t> pattern.ctypes.data
+        keeper = self.keeper()
+        self.check()
+        if self.job.backend.runtime.fill(self.job.backend.device.ordinal, self.ptr, source, self.item, self.count, ptr):
             return
         pattern = np.repeat(pattern, self.count)
-        self.job.backend.runtime.copy(self.job.backend.device.ordinal, self.ptr, <void *> <size_t> pattern.ctypes.data,
-                                      self.count * self.item, ptr, (self, pattern, self.keeper()))
+        source = <void *> <size_t> pattern.ctypes.data
+        keep = (self, pattern, keeper)
+        self.check()
+        self.job.backend.runtime.copy(self.job.backend.device.ordinal, self.ptr, source, self.count * self.item, ptr, keep)
 
     def peer(self, pe):
         """A `Buffer` over the copy of another PE.
@@ -535,6 +543,7 @@ cdef class SHMEMBuffer:
         return 0
 
     cdef int fill_now(self, object pattern) except -1:
+        keeper = self.keeper()
         if self.job.backend.runtime.fill_now(self.job.backend.device.ordinal, self.ptr,
                                              <void *> <size_t> pattern.ctypes.data, self.item, self.count):
             return 0
@@ -543,7 +552,7 @@ cdef class SHMEMBuffer:
         cdef size_t source = values.ctypes.data
         while done < self.count:
             n = min(step, self.count - done)
-            self.copy_now(self.ptr + done * self.item, <void *> source, n * self.item, self.keeper())
+            self.copy_now(self.ptr + done * self.item, <void *> source, n * self.item, keeper)
             done += n
         return 0
 
@@ -552,7 +561,10 @@ cdef class SHMEMBuffer:
         return self.job.backend.runtime.copy_now(self.job.backend.device.ordinal, dst, src, nbytes)
 
     cdef object keeper(self):
-        """What keeps the memory mapped, for those that alias it."""
+        """What keeps the memory mapped, for those that alias it; raises NotInitializedError if it is mapped no more.
+
+        What was checked before Python code ran may be so no longer: take this first, and check then.
+        """
         keeper = self.job.backend.memory_keeper()
         return keeper if self.keep is None else (keeper, self.keep)
 
@@ -566,13 +578,19 @@ cdef class SHMEMBuffer:
         if isinstance(other, int) and not isinstance(other, bool):
             address = <char *> as_address(other, name)
         else:
+            if isinstance(other, SHMEMBuffer):
+                check_named(<SHMEMBuffer> other, name)
+            elif isinstance(other, Buffer):
+                (<Buffer> other).check_named(name)
             host = HostArray()
             if not self.job.backend.device.is_host and is_gpu_tensor(other):
                 self.gpu_array(host, name, other, ptr, out)
             else:
                 host_array(host, name, other, self.element, self.count, out, "an address (int), a HostBuffer, or ")
             address, keep = host.ptr, host.keep
-        keep = self.keeper() if ptr == NULL else (self, keep, self.keeper())
+        keeper = self.keeper()
+        keep = (self, keep, keeper)
+        self.check()
         self.job.backend.runtime.copy(self.job.backend.device.ordinal, address if out else self.ptr,
                                       self.ptr if out else address, self.count * self.item, ptr, keep)
         return 0
@@ -673,6 +691,8 @@ cdef int any_pe(object pe, int n_pes) except -1:
     cdef int overflow = 0
     cdef long number
     try:
+        if isinstance(pe, bool):
+            raise TypeError
         number = PyLong_AsLongAndOverflow(pe, &overflow)
     except TypeError:
         raise TypeError(f"pe: expected the number of a PE, not {type(pe).__name__}") from None

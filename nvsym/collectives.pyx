@@ -61,7 +61,7 @@ cdef int check_operands(Team team, SHMEMBuffer d, SHMEMBuffer s, size_t dest_blo
 
 cdef inline object keep(SHMEMBuffer d, SHMEMBuffer s, Team team, void *stream):
     """What has to live until the operation is done. A GPU's symmetric memory is kept by the tickets of its runtime."""
-    return (d, s, team) if stream != NULL and d.job.backend.device.is_host else None
+    return (d, s, team.data) if stream != NULL and d.job.backend.device.is_host else None
 
 
 cdef int not_in_place(Team team, SHMEMBuffer d, SHMEMBuffer s) except -1:
@@ -95,7 +95,9 @@ def broadcast(dest, source, root, *, team=None, stream=None):
         member = as_member(t, root, "root")
     except Exception as error:
         fail(team, COLL_BROADCAST, error, stream)
-    d.job.backend.broadcast(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, member, ptr, keep(d, s, t, ptr))
+    held = keep(d, s, t, ptr)
+    t.check()   # the arguments may have run Python code
+    d.job.backend.broadcast(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, member, ptr, held)
 
 
 def fcollect(dest, source, *, team=None, stream=None):
@@ -119,7 +121,9 @@ def fcollect(dest, source, *, team=None, stream=None):
         not_in_place(t, d, s)
     except Exception as error:
         fail(team, COLL_FCOLLECT, error, stream)
-    d.job.backend.fcollect(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, ptr, keep(d, s, t, ptr))
+    held = keep(d, s, t, ptr)
+    t.check()   # the arguments may have run Python code
+    d.job.backend.fcollect(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, ptr, held)
 
 
 def alltoall(dest, source, *, team=None, stream=None):
@@ -142,7 +146,9 @@ def alltoall(dest, source, *, team=None, stream=None):
         not_in_place(t, d, s)
     except Exception as error:
         fail(team, COLL_ALLTOALL, error, stream)
-    d.job.backend.alltoall(t.data, d.type_id, d.ptr, s.ptr, s.count // t.data.n_pes * s.item, ptr, keep(d, s, t, ptr))
+    held = keep(d, s, t, ptr)
+    t.check()   # the arguments may have run Python code
+    d.job.backend.alltoall(t.data, d.type_id, d.ptr, s.ptr, s.count // t.data.n_pes * s.item, ptr, held)
 
 
 cdef inline int place_of(object name, tuple names) noexcept:
@@ -251,7 +257,9 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
         check_reduce(d, code, way, by_setting)
     except Exception as error:
         fail(team, COLL_REDUCE, error, stream, way)
-    d.job.backend.reduce(t.data, d.type_id, code, d.ptr, s.ptr, s.count, way, ptr, keep(d, s, t, ptr))
+    held = keep(d, s, t, ptr)
+    t.check()   # the arguments may have run Python code
+    d.job.backend.reduce(t.data, d.type_id, code, d.ptr, s.ptr, s.count, way, ptr, held)
 
 
 allreduce = reduce
@@ -363,4 +371,6 @@ def reducescatter(dest, source, op="sum", *, team=None, stream=None):
         check_reduce(d, code, REDUCESCATTER, False)
     except Exception as error:
         fail(team, COLL_REDUCESCATTER, error, stream)
-    d.job.backend.reducescatter(t.data, d.type_id, code, d.ptr, s.ptr, d.count, ptr, keep(d, s, t, ptr))
+    held = keep(d, s, t, ptr)
+    t.check()   # the arguments may have run Python code
+    d.job.backend.reducescatter(t.data, d.type_id, code, d.ptr, s.ptr, d.count, ptr, held)

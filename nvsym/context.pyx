@@ -127,7 +127,8 @@ cdef class SHMEMContext:
             passed as they are, and have to have the size of the parameter; ints, floats and bools become the size that the
             parameter has (8 bytes, and 1 for a bool, where the driver is older than that for CUDA 12.4 and cannot tell).
             On the host backend a callable gets NumPy arrays over the buffers, a function of ctypes their addresses, and
-            everything else as it is.
+            everything else as it is. A callable on a stream runs in that stream's thread. It must not wait for the stream, which would wait
+            for the callable: ``stream.synchronize()``, ``ctx.synchronize()``, `Buffer.to_numpy` and `finalize` raise `NVSymError` there.
         grid_dim, block_dim : int or sequence of up to three ints
             Checked, but not used, on the host backend.
         shared_mem_bytes : int

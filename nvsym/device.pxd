@@ -11,6 +11,7 @@ cdef class Device:
     cdef readonly int    dlpack_type
     cdef bint            foreign    # another PE's, whose process counts its GPUs by itself
 
+    cdef int check(self) except -1
     # What this process knows the device by; raises where it does not see it.
     cdef int here(self) except -2
 

@@ -62,6 +62,7 @@ cdef class Device:
 
     def synchronize(self):
         """Wait until all work that this process has enqueued on the device is done."""
+        self.check()
         cdef int number = ordinal_of(self.uuid) if self.foreign else self.ordinal
         if number >= 0 or self.is_host:
             self.runtime.drain_all(number)
@@ -89,7 +90,13 @@ cdef class Device:
             return False
         return cuda.cuDeviceGetP2PAttribute(&takes, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, own, its) == CUDA_SUCCESS and takes
 
+    cdef int check(self) except -1:
+        if self.runtime is None:
+            raise ValueError("the Device was never initialised")
+        return 0
+
     cdef int here(self) except -2:
+        self.check()
         cdef int number = ordinal_of(self.uuid) if self.foreign else self.ordinal
         if number < 0 and not self.is_host:
             raise ValueError(f"device: this process does not see {self!r}")
@@ -149,6 +156,8 @@ cdef Device cuda_device(int ordinal, int pe):
 
 cdef int as_ordinal(object value, str name, str expected) except -1:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = index(value)
     except TypeError:
         raise TypeError(f"{name}: expected {expected}, not {type(value).__name__}") from None

@@ -2,13 +2,14 @@
 """Users' own kernels in the order of a stream: what SHMEMContext.enqueue_function does."""
 
 import ctypes
+from collections.abc import Sequence
 from operator import index
 
 import numpy as np
 
 from .errors import NotAvailableError
 
-from .buffer cimport SHMEMBuffer
+from .buffer cimport SHMEMBuffer, check_named
 from .job cimport Job
 from .memory cimport Buffer
 from .rma cimport job_stream
@@ -18,7 +19,8 @@ cdef int dimensions(object given, str name, unsigned int *out) except -1:
     """One to three numbers above zero; the rest is 1."""
     cdef int i
     try:
-        sizes = [index(size) for size in (given if isinstance(given, (tuple, list)) else (given,))]
+        several = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes, bytearray, memoryview))
+        sizes = [index(size) for size in (given if several else (given,))]
     except TypeError:
         raise TypeError(f"{name}: expected one to three whole numbers, not {given!r}") from None
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1 or max(sizes) >= 1 << 31:
@@ -53,6 +55,16 @@ cdef object in_memory(object value, bint native):
     return ctypes.c_void_p(value.unsafe_ptr() if isinstance(value, SHMEMBuffer) else value._data_ptr())
 
 
+cdef int check_arguments(tuple args) except -1:
+    """That the buffers among them are alive."""
+    for i, value in enumerate(args):
+        if isinstance(value, SHMEMBuffer):
+            check_named(<SHMEMBuffer> value, f"argument {i}")
+        elif isinstance(value, Buffer):
+            (<Buffer> value).check_named(f"argument {i}")
+    return 0
+
+
 cdef int enqueue(Job job, object kernel, tuple args, object grid_dim, object block_dim, object shared_mem_bytes, object stream,
                  bint cooperative) except -1:
     cdef unsigned int grid[3]
@@ -68,11 +80,14 @@ cdef int enqueue(Job job, object kernel, tuple args, object grid_dim, object blo
     if not 0 <= shared < 1 << 31:
         raise ValueError(f"shared_mem_bytes: {shared} bytes")
     job_stream(job, stream, &ptr)
+    check_arguments(args)
     if job.backend.device.is_host:
         if not callable(kernel):
             raise NotAvailableError(f"enqueue_function: the host backend has no GPU to launch {type(kernel).__name__} on; it takes a "
                                     "Python callable or a function of ctypes, which it calls once")
         native = isinstance(kernel, ctypes._CFuncPtr)
+        if native:  # has addresses only
+            keep.extend([(<SHMEMBuffer> value).keeper() for value in args if isinstance(value, SHMEMBuffer)])
         arguments = [in_memory(value, native) for value in args]
         keep.append(args)
     else:

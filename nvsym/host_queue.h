@@ -27,8 +27,8 @@ typedef struct hq_node {
     struct hq_node *next;
     uint64_t seq;
     hq_fn fn;
+    hq_fn skip; /* runs in its place on a failed queue; may be NULL. Events, which others wait for, are reached all the same */
     void *keep;
-    int always; /* runs also on a failed queue: events, which others wait for */
     _Alignas(16) unsigned char payload[HQ_PAYLOAD];
 } hq_node;
 
@@ -50,6 +50,7 @@ static pthread_mutex_t hq_registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static hq *hq_registry = NULL;
 static _Atomic uint64_t hq_seq = 1;
 static unsigned hq_generation = 0;
+static __thread hq *hq_mine = NULL; /* the queue whose operations this thread runs */
 
 static void hq_after_fork(void)
 {
@@ -65,6 +66,7 @@ static int hq_lost(const hq *q) { return q->generation != hq_generation; }
 static void *hq_main(void *arg)
 {
     hq *q = (hq *)arg;
+    hq_mine = q;
     pthread_mutex_lock(&q->lock);
     for (;;) {
         while (!q->head && !q->closing)
@@ -72,13 +74,13 @@ static void *hq_main(void *arg)
         if (!q->head)
             break;
         hq_node *node = q->head;
-        int skip = q->failed && !node->always; /* after a failure the stream runs nothing more, as a CUDA stream */
+        hq_fn fn = q->failed ? node->skip : node->fn; /* after a failure the stream runs nothing more, as a CUDA stream */
         pthread_mutex_unlock(&q->lock);
         unsigned char *status = NULL;
         int rc = 0;
-        if (!skip) {
+        if (fn) {
             status = (unsigned char *)calloc(1, q->status_size);
-            rc = node->fn(node->payload, status);
+            rc = fn(node->payload, status);
         }
         pthread_mutex_lock(&q->lock);
         if (rc && !q->failed) {
@@ -132,7 +134,7 @@ static hq *hq_create(size_t status_size)
     return q;
 }
 
-static int hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep, int always)
+static int hq_push(hq *q, hq_fn fn, hq_fn skip, const void *payload, size_t size, void *keep)
 {
     hq_node *node = (hq_node *)malloc(sizeof(hq_node));
     if (!node || size > HQ_PAYLOAD) {
@@ -141,8 +143,8 @@ static int hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep
     }
     node->next = NULL;
     node->fn = fn;
+    node->skip = skip;
     node->keep = keep;
-    node->always = always;
     memcpy(node->payload, payload, size);
     pthread_mutex_lock(&q->lock);
     node->seq = atomic_fetch_add(&hq_seq, 1);
@@ -198,6 +200,9 @@ static hq_node *hq_reap(void)
     return list;
 }
 
+/* Whether an operation of the queue makes this call; NULL: of any queue. It would wait for itself. */
+static int hq_inside(const hq *q) { return q ? hq_mine == q : hq_mine != NULL; }
+
 static int hq_idle(hq *q)
 {
     pthread_mutex_lock(&q->lock);
@@ -237,12 +242,13 @@ static int hq_drain_for(hq *q, uint64_t last, long milliseconds)
     return done;
 }
 
-/* The first failure, taken once; 1 if there was one. The queue runs again afterwards. */
+/* The first failure, taken once; 1 if there was one. The queue runs again afterwards; so not while something is behind the failure, which
+ * must not run: -1. */
 static int hq_take_failure(hq *q, void *status)
 {
     pthread_mutex_lock(&q->lock);
-    int failed = q->failed && !q->head;
-    if (failed) {
+    int failed = !q->failed ? 0 : q->head ? -1 : 1;
+    if (failed == 1) {
         memcpy(status, q->status, q->status_size);
         q->failed = 0;
     }
@@ -256,7 +262,7 @@ static int hq_take_any_failure(void *status)
     int failed = 0;
     pthread_mutex_lock(&hq_registry_lock);
     for (hq *q = hq_registry; q && !failed; q = q->next)
-        failed = hq_take_failure(q, status);
+        failed = hq_take_failure(q, status) == 1;
     pthread_mutex_unlock(&hq_registry_lock);
     return failed;
 }
@@ -310,6 +316,7 @@ typedef struct hq_event {
     _Atomic int refs;
     unsigned generation;
     uint64_t recorded, done;
+    const hq *by; /* where it was recorded last */
     int64_t time_ns;
 } hq_event;
 
@@ -336,10 +343,11 @@ static void hq_event_drop(hq_event *e)
     }
 }
 
-static uint64_t hq_event_next(hq_event *e)
+static uint64_t hq_event_next(hq_event *e, const hq *by)
 {
     pthread_mutex_lock(&e->lock);
     uint64_t n = ++e->recorded;
+    e->by = by;
     pthread_mutex_unlock(&e->lock);
     return n;
 }
@@ -358,6 +366,15 @@ static int hq_event_reached(hq_event *e)
     int reached = e->done >= e->recorded;
     pthread_mutex_unlock(&e->lock);
     return reached;
+}
+
+/* Whether it is recorded behind the operation that makes this call. */
+static int hq_event_behind(hq_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    int behind = e->done < e->recorded && e->by && e->by == hq_mine;
+    pthread_mutex_unlock(&e->lock);
+    return behind;
 }
 
 static int64_t hq_event_time(hq_event *e)
@@ -428,7 +445,8 @@ static int hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
 {
     hq_event_op op = {e, n};
     atomic_fetch_add(&e->refs, 1);
-    if (hq_push(q, wait ? hq_do_wait : hq_do_reach, &op, sizeof op, NULL, 1)) {
+    hq_fn fn = wait ? hq_do_wait : hq_do_reach;
+    if (hq_push(q, fn, fn, &op, sizeof op, NULL)) {
         hq_event_drop(e);
         return -1;
     }

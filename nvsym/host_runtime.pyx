@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memmove
 
-from .errors import ForkError
+from .errors import ForkError, NVSymError
 
 from .runtime cimport Runtime
 from .status cimport STATUS_ARGUMENT, STATUS_MEMORY, Status, raise_status, status_text
@@ -39,9 +39,10 @@ cdef extern from "host_queue.h" nogil:
     ctypedef int (*hq_fn)(void *payload, void *status) noexcept
 
     hq *     hq_create(size_t status_size)
-    int      hq_push(hq *q, hq_fn fn, const void *payload, size_t size, void *keep, int always)
+    int      hq_push(hq *q, hq_fn fn, hq_fn skip, const void *payload, size_t size, void *keep)
     void     hq_close(hq *q)
     hq_node *hq_reap()
+    int      hq_inside(const hq *q)
     int      hq_idle(hq *q)
     uint64_t hq_last(hq *q)
     int      hq_drain_for(hq *q, uint64_t last, long milliseconds)
@@ -57,7 +58,8 @@ cdef extern from "host_queue.h" nogil:
     hq_event *hq_event_create()
     int      hq_event_lost(const hq_event *e)
     void     hq_event_drop(hq_event *e)
-    uint64_t hq_event_next(hq_event *e)
+    uint64_t hq_event_next(hq_event *e, const hq *by)
+    int      hq_event_behind(hq_event *e)
     uint64_t hq_event_recorded(hq_event *e)
     void     hq_event_reach(hq_event *e, uint64_t n)
     int      hq_event_wait_for(hq_event *e, uint64_t n, long milliseconds)
@@ -100,7 +102,16 @@ cdef int check_event(void *event) except -1:
     return 0
 
 
-cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, bint *run_now, Status *status) noexcept nogil:
+cdef int check_outside(const hq *queue) except -1:
+    """That this thread does not run an operation of the queue (NULL: of any), and would wait for itself."""
+    if hq_inside(queue):
+        raise NVSymError("a function that was enqueued on a stream waits for that stream, and would wait for ever: synchronize() of it or "
+                         "of the device, to_numpy() of a Buffer (such as a peer's) and finalize() belong outside of it")
+    return 0
+
+
+cdef int enqueue(void *stream, host_op op, host_op skip, const void *payload, size_t nbytes, bint *run_now,
+                 Status *status) noexcept nogil:
     run_now[0] = <size_t> stream <= PER_THREAD_DEFAULT
     if run_now[0]:
         return 0
@@ -108,7 +119,7 @@ cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, b
     if not hq_is_registered(stream):
         status_text(status, STATUS_ARGUMENT, b"stream: the handle is not that of a stream in host memory, where the buffers live")
         return -1
-    if nbytes > HQ_PAYLOAD or hq_push(<hq *> stream, <hq_fn> op, payload, nbytes, NULL, 0):
+    if nbytes > HQ_PAYLOAD or hq_push(<hq *> stream, <hq_fn> op, <hq_fn> skip, payload, nbytes, NULL):
         status_text(status, STATUS_MEMORY, b"no memory to enqueue an operation")
         return -1
     return 0
@@ -117,16 +128,15 @@ cdef int enqueue(void *stream, host_op op, const void *payload, size_t nbytes, b
 cdef class HostRuntime(Runtime):
     """Host memory. There is one, `host_runtime`."""
 
-    cdef int push(self, void *stream, host_op op, const void *payload, size_t nbytes, object keep) except -1:
+    cdef int push(self, void *stream, host_op op, host_op skip, const void *payload, size_t nbytes, object keep) except -1:
         cdef PyObject *held = NULL
         if nbytes > HQ_PAYLOAD:
             raise AssertionError(f"an operation of {nbytes} bytes does not fit a node of a queue")
         check_stream(stream)
-        self.reap()
         if keep is not None:
             Py_INCREF(keep)
             held = <PyObject *> keep
-        if hq_push(<hq *> stream, <hq_fn> op, payload, nbytes, held, 0):
+        if hq_push(<hq *> stream, <hq_fn> op, <hq_fn> skip, payload, nbytes, held):
             if held != NULL:
                 Py_DECREF(keep)
             raise MemoryError("no memory to enqueue an operation")
@@ -139,7 +149,8 @@ cdef class HostRuntime(Runtime):
         args.dst = dst
         args.src = src
         args.nbytes = nbytes
-        return self.push(stream, run_copy, &args, sizeof(args), keep)
+        self.reap()
+        return self.push(stream, run_copy, NULL, &args, sizeof(args), keep)
 
     cdef int copy_now(self, int device, void *dst, const void *src, size_t nbytes) except -1:
         if nbytes < RELEASE_GIL_ABOVE:
@@ -188,18 +199,23 @@ cdef class HostRuntime(Runtime):
     cdef int stream_drain(self, void *stream) except -1:
         cdef Status status
         cdef uint64_t last
-        cdef bint done = False
+        cdef bint done
+        cdef int failed = -1
         if stream == NULL:
             return 0
         check_stream(stream)
-        last = hq_last(<hq *> stream)
-        while not done:
-            with nogil:
-                done = hq_drain_for(<hq *> stream, last, LOOK_AROUND)
-            if not done:
-                PyErr_CheckSignals()
-        self.reap()
-        if hq_take_failure(<hq *> stream, &status):
+        check_outside(<hq *> stream)
+        while failed < 0:   # what came behind a failure meanwhile is passed over
+            last = hq_last(<hq *> stream)
+            done = False
+            while not done:
+                with nogil:
+                    done = hq_drain_for(<hq *> stream, last, LOOK_AROUND)
+                if not done:
+                    PyErr_CheckSignals()
+            self.reap()
+            failed = hq_take_failure(<hq *> stream, &status)
+        if failed:
             raise_status(&status)
         return 0
 
@@ -215,7 +231,7 @@ cdef class HostRuntime(Runtime):
     cdef int event_record(self, int device, void *event, void *stream) except -1:
         check_event(event)
         check_stream(stream)
-        cdef uint64_t n = hq_event_next(<hq_event *> event)
+        cdef uint64_t n = hq_event_next(<hq_event *> event, <hq *> stream)
         if stream == NULL:
             hq_event_reach(<hq_event *> event, n)
         elif hq_push_event(<hq *> stream, <hq_event *> event, n, 0):
@@ -237,6 +253,9 @@ cdef class HostRuntime(Runtime):
 
     cdef int event_drain(self, void *event) except -1:
         check_event(event)
+        if hq_event_behind(<hq_event *> event):
+            raise NVSymError("a function that was enqueued on a stream waits for an event that is recorded behind it on that stream, and "
+                             "would wait for ever")
         cdef uint64_t n = hq_event_recorded(<hq_event *> event)
         cdef bint done = False
         while not done:
@@ -262,6 +281,7 @@ cdef class HostRuntime(Runtime):
         return hq_ticket_done(ticket)
 
     cdef int drain_all(self, int device) except -1:
+        check_outside(NULL)
         cdef uint64_t ticket = hq_ticket()
         cdef bint done = False
         while not done:

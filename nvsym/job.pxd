@@ -11,7 +11,8 @@ cdef class Job:
     cdef readonly int    my_pe
     cdef readonly int    n_pes
     cdef object          settings
-    cdef object          comm           # the caller's
+    cdef object          comm           # the caller's, who may free it
+    cdef str             comm_name
     cdef tuple           arguments      # of init, to compare a later one with
     cdef int             count          # inits that wait for their finalize
     cdef int             pid

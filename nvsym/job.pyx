@@ -25,9 +25,11 @@ from .agreement cimport Agreement
 from .backend cimport EXIT_DRAINED, EXIT_DRAINING, EXIT_NONE, Backend, Functions, TeamData
 from .device cimport Device, as_ordinal
 from .heap cimport CALL_FINALIZE, Heap, meet
+from .status cimport error_text
 
 BACKENDS = ("auto", "nvshmem", "host")
 BOOTSTRAPS = ("uid", "mpi")
+_ARGUMENTS = ("backend", "device", "bootstrap", "heap_size")
 
 # What launchers of the common MPIs and Slurm tell each process of the size of its job.
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "SLURM_NTASKS")
@@ -36,6 +38,8 @@ cdef Job _job = None
 cdef str _ended = "nvsym.init() has not been called"
 cdef bint _forked = False
 cdef bint _hooked = False
+cdef object _hook = None       # sys.excepthook, as _install_hooks has left it
+cdef object _program = None    # the file of the main program
 cdef Functions _functions
 memset(&_functions, 0, sizeof(_functions))
 _functions.direct.my_pe = -1
@@ -184,9 +188,12 @@ cdef Job open_job(object comm, object backend, object device, object bootstrap, 
         raise TypeError(f"comm: expected an mpi4py intracommunicator or None, not {type(comm).__name__}")
     arguments = (backend, device, bootstrap, heap_size)
     if _job is not None:
-        if arguments != _job.arguments or comm != _job.comm:
-            raise NVSymError(f"init() with other arguments than the running job: {_describe(arguments)} on {comm.Get_name()}, "
-                             f"not {_describe(_job.arguments)} on {_job.comm.Get_name()}; finalize() it first")
+        # What was given to init may have been freed since: its handle is compared, and not used.
+        if not _same(arguments, _job.arguments) or comm != _job.comm:
+            freed = ", which has been freed" if _job.comm == MPI.COMM_NULL else ""
+            raise NVSymError(f"init() with other arguments than the running job: {_describe(arguments)} on "
+                             f"{comm.Get_name() or 'another communicator'}, "
+                             f"not {_describe(_job.arguments)} on {_job.comm_name}{freed}; finalize() it first")
         _job.count += 1
         return _job
     _warn_of_wrong_launcher(comm.Get_size())
@@ -196,8 +203,18 @@ cdef Job open_job(object comm, object backend, object device, object bootstrap, 
     return job
 
 
+cdef bint _same(tuple arguments, tuple others) except -1:
+    for name, value, other in zip(_ARGUMENTS, arguments, others):
+        try:
+            if value is not other and not value == other:
+                return False
+        except (TypeError, ValueError):     # the truth of an array
+            raise TypeError(f"{name}: {type(value).__name__} cannot be compared with {other!r} of the running job") from None
+    return True
+
+
 cdef str _describe(tuple arguments):
-    return ", ".join([f"{name}={value!r}" for name, value in zip(("backend", "device", "bootstrap", "heap_size"), arguments)])
+    return ", ".join([f"{name}={value!r}" for name, value in zip(_ARGUMENTS, arguments)])
 
 
 def _mpi():
@@ -277,6 +294,7 @@ def _start(comm, tuple arguments):
     job.n_pes = agreement.size
     job.settings = settings
     job.comm = comm
+    job.comm_name = comm.Get_name() or "a communicator"
     job.arguments = arguments
     job.count = 1
     job.pid = os.getpid()
@@ -289,10 +307,10 @@ def _start(comm, tuple arguments):
 
 def _device(value):
     """The argument `device`: None, a Device or a number. Whether there is such a GPU matters to backends that use GPUs."""
+    if isinstance(value, Device):
+        (<Device> value).check()
     if value is None or isinstance(value, Device):
         return value
-    if isinstance(value, bool):
-        raise TypeError("device: expected a Device or a GPU's number, not bool")
     return as_ordinal(value, "device", "a Device or a GPU's number")
 
 
@@ -361,7 +379,9 @@ def _install_hooks():
         if _job is not None and not hasattr(sys, "ps1") and not sys.flags.interactive:
             _job.failure = value
 
-    sys.excepthook = excepthook
+    global _hook, _program
+    _program = getattr(sys.modules.get("__main__"), "__file__", "<string>")  # at exit it is gone
+    sys.excepthook = _hook = excepthook
     # Registered after mpi4py's own handler, so it runs before MPI is finalized.
     atexit.register(_at_exit)
     # A program may call MPI.Finalize() itself: MPI first deletes the attributes of COMM_SELF, and can still be called then.
@@ -383,7 +403,27 @@ def _at_mpi_finalize(comm, keyval, value):
 
 
 def _at_exit():
+    if _job is not None and _job.failure is None:
+        _job.failure = _unhandled()
     _end("the interpreter is ending")
+
+
+def _unhandled():
+    """The exception that ended the program, where the program has replaced nvsym's excepthook by one that does not call it.
+
+    Shells and test runners note what they have caught in the same place: an exception of theirs does not begin in the main program.
+    """
+    if sys.excepthook is _hook or hasattr(sys, "ps1") or sys.flags.interactive:
+        return None
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":     # python -m
+        trace = trace.tb_next
+    main = sys.modules.get("__main__")
+    if trace is None or main is None or trace.tb_frame.f_globals is not main.__dict__:
+        return None
+    code = trace.tb_frame.f_code
+    return error if code.co_name == "<module>" and code.co_filename == _program else None
 
 
 def _end(str why):
@@ -392,7 +432,7 @@ def _end(str why):
     if job is None or _forked or job.pid != os.getpid():
         return
     if job.failure is not None and job.n_pes > 1 and job.settings["NVSYM_ABORT_ON_EXCEPTION"]:
-        _abort(job, f"{type(job.failure).__name__}: {job.failure}")
+        _abort(job, f"{type(job.failure).__name__}: {error_text(job.failure)}")
     try:
         job.count = 1
         job.close()
@@ -400,7 +440,7 @@ def _end(str why):
         if job.n_pes == 1:
             raise
         traceback.print_exc()
-        _abort(job, f"{type(error).__name__}: {error}")
+        _abort(job, f"{type(error).__name__}: {error_text(error)}")
     _job = None
     _ended = why
     for failure in job.close_failures:      # it is too late to raise it
@@ -409,10 +449,14 @@ def _end(str why):
 
 def _abort(Job job, reason):
     """End all processes of the job: this one cannot go on, and the others would wait for it."""
-    sys.stdout.flush()
-    print(f"nvsym: PE {job.my_pe} of {job.n_pes} aborts the job: {reason} "
-          "(NVSYM_ABORT_ON_EXCEPTION=0 turns this off)", file=sys.stderr, flush=True)
-    job.backend.set_failed(reason[:400])
-    time.sleep(0.05)    # the launcher forwards what was printed before it ends the others
-    job.comm.Abort(1)
-    os._exit(1)
+    try:
+        sys.stdout.flush()
+        print(f"nvsym: PE {job.my_pe} of {job.n_pes} aborts the job: {reason} "
+              "(NVSYM_ABORT_ON_EXCEPTION=0 turns this off)", file=sys.stderr, flush=True)
+        job.backend.set_failed(reason[:400])
+        time.sleep(0.05)    # the launcher forwards what was printed before it ends the others
+    finally:
+        try:
+            job.agreement.comm.Abort(1)     # the program may have freed the communicator that it gave to init
+        finally:
+            os._exit(1)

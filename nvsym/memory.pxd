@@ -36,6 +36,7 @@ cdef class Buffer:
     cdef object          __weakref__
 
     cdef int check(self) except -1
+    cdef int check_named(self, str name) except -1      # the same of an argument
     cdef int check_host_access(self) except -1
     cdef Buffer alias(self, size_t offset, object element, tuple shape)
 

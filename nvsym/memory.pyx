@@ -213,8 +213,10 @@ cdef class Buffer:
         self.check()
         self.check_host_access()
         cdef object array = np.empty(self.shape, self.dtype)
+        cdef void *address = <void *> <size_t> array.ctypes.data
         self.via.synchronize()
-        self.via.runtime.copy_now(self.via.ordinal, <void *> <size_t> array.ctypes.data, self.ptr, self.nbytes)
+        self.check()
+        self.via.runtime.copy_now(self.via.ordinal, address, self.ptr, self.nbytes)
         return array
 
     def inplace_copy_from(self, src, *, stream=None):
@@ -242,7 +244,7 @@ cdef class Buffer:
             raise ValueError("the buffer is read-only")
         if isinstance(src, Buffer):
             other = <Buffer> src
-            other.check()
+            other.check_named("src")
             other.check_host_access()
             if other.dtype != self.dtype:
                 raise TypeError(f"src: {other.dtype} cannot be copied to {self.dtype} without a conversion")
@@ -306,6 +308,12 @@ cdef class Buffer:
         if self.owner is not None:
             self.owner.check()
         return 0
+
+    cdef int check_named(self, str name) except -1:
+        try:
+            return self.check()
+        except FreedBufferError as error:
+            raise FreedBufferError(f"{name}: {error}") from None
 
     cdef int check_host_access(self) except -1:
         if self.no_host_access is not None:
@@ -420,7 +428,7 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
             return 0
     if isinstance(obj, Buffer):
         buffer = <Buffer> obj
-        buffer.check()
+        buffer.check_named(name)
         buffer.check_host_access()
         if not buffer.device.is_host:
             raise TypeError(f"{name}: expected host memory, not a Buffer on {buffer.device!r}")
@@ -428,6 +436,8 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
     if not isinstance(obj, np.ndarray):
         try:
             obj = np.asarray(memoryview(obj))
+        except FreedBufferError as error:
+            raise FreedBufferError(f"{name}: {error}") from None
         except (TypeError, ValueError):
             if hasattr(obj, "__dlpack__"):
                 if obj.__dlpack_device__()[0] not in (DLPACK_CPU, DLPACK_CUDA_HOST):
@@ -440,6 +450,8 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
                 obj = np.asarray(obj)
             else:
                 raise TypeError(f"{name}: expected {others}a C-contiguous array in host memory, not {type(obj).__name__}") from None
+    if isinstance(obj, np.ma.MaskedArray) and np.ma.is_masked(obj):
+        raise TypeError(f"{name}: a MaskedArray with masked elements, and a buffer has no mask; use .filled(value)")
     if obj.dtype is not element.numpy and obj.dtype != element.numpy:
         raise TypeError(f"{name}: dtype {obj.dtype} differs from {element.name}, and nothing is converted; "
                         f"use .astype({element.name!r})")
@@ -584,6 +596,7 @@ class HostBuffer(np.ndarray):
         if device is not None and not isinstance(device, Device):
             raise TypeError(f"device: expected a Device, not {type(device).__name__}")
         block.device = default_device() if device is None else device
+        block.device.check()
         block.nbytes = max(count * <Py_ssize_t> element.itemsize, 1)
         block.ptr = block.device.runtime.alloc_pinned(block.device.here(), block.nbytes)
         raw = np.frombuffer(block, np.uint8)[:count * <Py_ssize_t> element.itemsize]

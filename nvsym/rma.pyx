@@ -5,10 +5,11 @@ An operation is enqueued on a stream and is done in its order. All arguments are
 transferred nothing.
 """
 
-from .backend cimport ALGO_AUTO, COLL_BARRIER, COLL_SYNC
+from .backend cimport ALGO_AUTO, COLL_BARRIER, COLL_SYNC, TeamData
 from .buffer cimport SHMEMBuffer, as_buffer, as_pe, check_named
 from .job cimport Job, current_job
 from .memory cimport Buffer, HostArray, host_array
+from .status cimport error_text
 from .stream cimport stream_ptr
 from .team cimport Team, as_team, world_team
 
@@ -46,7 +47,7 @@ cdef void *local_memory(object obj, str name, SHMEMBuffer like, bint writable, K
         return buffer.ptr
     if isinstance(obj, Buffer):
         plain = <Buffer> obj
-        plain.check()
+        plain.check_named(name)
         plain.check_host_access()
         if plain.dtype != like.element.numpy:
             bad_type(name, str(plain.dtype), "the other side", like.element.name)
@@ -172,13 +173,18 @@ def quiet(*, stream=None):
 cdef int fail(object team, int kind, object error, object stream, int algorithm=ALGO_AUTO) except -1:
     """Tell the other members that this PE takes no part in a collective call, and raise its own error."""
     cdef Team t = world_team() if team is None or not isinstance(team, Team) else <Team> team
+    cdef TeamData data = t.data
+    cdef Job job = t.job
     cdef void *ptr = NULL
-    if t.data is not None and t.job.heap.closed is None:
+    cdef str reason
+    if data is not None and job.heap.closed is None:
+        reason = f"{type(error).__name__}: {error_text(error)}"
         try:
-            job_stream(t.job, stream, &ptr)
+            job_stream(job, stream, &ptr)
         except Exception:
-            ptr = t.job.backend.stream.ptr      # the stream itself was the bad argument
-        t.job.backend.fail(t.data, kind, algorithm, f"{type(error).__name__}: {error}", ptr)
+            ptr = job.backend.stream.ptr    # the stream itself was the bad argument
+        if job.heap.closed is None:
+            job.backend.fail(data, kind, algorithm, reason, ptr)
     raise error
 
 
@@ -192,6 +198,7 @@ cdef int meet_on_stream(object team, bint complete, object stream) except -1:
         job_stream(t.job, stream, &ptr)
     except Exception as error:
         fail(team, COLL_BARRIER if complete else COLL_SYNC, error, stream)
+    t.check()   # the stream may have run Python code
     return t.job.backend.barrier(t.data, complete, ptr)
 
 

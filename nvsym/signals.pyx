@@ -48,7 +48,9 @@ cdef uint64_t as_value(object value) except? 0xdeadbeef:
             return <uint64_t> number
     try:
         return <uint64_t> PyNumber_Index(value)     # a float would be cut off
-    except (OverflowError, TypeError):
+    except TypeError:
+        raise TypeError(f"value: {value!r} is no whole number") from None
+    except OverflowError:
         raise ValueError(f"value: {value!r} is not in 0..2**64-1") from None
 
 

@@ -32,4 +32,7 @@ cdef void status_text(Status *status, int code, const char *text) noexcept nogil
 cdef void status_interrupted(Status *status, object error, const char *text) noexcept
 # What `error` says, for raise_status in another thread.
 cdef void status_of(Status *status, object error) noexcept
+# The words of an error of any class, which may raise themselves; and such in UTF-8, as many as a status has room for.
+cdef str error_text(object error)
+cdef bytes text_bytes(str text)
 cdef void status_pe(Status *status, int pe) noexcept nogil

@@ -56,14 +56,32 @@ cdef void status_pe(Status *status, int pe) noexcept nogil:
         status.npes += 1
 
 
+cdef str error_text(object error):
+    """What an error says, of any class and with any words."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its words cannot be had: {type(other).__name__})"
+
+
+cdef bytes text_bytes(str text):
+    """The words in UTF-8, as many as a status has room for. What UTF-8 cannot say, such as file names of other bytes, is escaped."""
+    return text.encode("utf-8", "backslashreplace")[:STATUS_TEXT - 1]
+
+
 cdef void status_of(Status *status, object error) noexcept:
     cdef int code = STATUS_BACKEND
+    status_text(status, code, b"it failed, and what it failed with cannot be said")    # if even that fails
     for known, cls in _CLASSES.items():
         if isinstance(error, cls) and known != STATUS_BACKEND:
             code = known
     if isinstance(error, TypeError):
         code = STATUS_ARGUMENT
-    text = str(error) if isinstance(error, errors.NVSymError) else f"{type(error).__name__}: {error}"
-    status_text(status, code, text.encode()[:STATUS_TEXT - 1])
-    for pe in getattr(error, "pes", ()):
-        status_pe(status, pe)
+    text = error_text(error)
+    # An error of another class than the one that will be raised is named.
+    if not isinstance(error, errors.NVSymError) and type(error) is not _CLASSES[code]:
+        text = f"{type(error).__name__}: {text}"
+    status_text(status, code, text_bytes(text))
+    if isinstance(error, errors.PeerError):
+        for pe in error.pes:
+            status_pe(status, pe)

@@ -32,6 +32,7 @@ cdef class Stream:
             raise TypeError("a Stream cannot be initialised twice")
         if device is None:
             device = default_device()
+        device.check()
         self.ptr = device.runtime.stream_create(device.here())
         self.device = device
         self.owned = True
@@ -113,6 +114,7 @@ cdef class Event:
             raise TypeError("an Event cannot be initialised twice")
         if device is None:
             device = default_device()
+        device.check()
         self.ptr = device.runtime.event_create(device.here(), timing)
         self.device = device
         self.timing = timing

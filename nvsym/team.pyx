@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from .errors import CollectiveError, NotInitializedError, NVSymError
+from .errors import BackendError, CollectiveError, NotInitializedError, NVSymError
 
 from .agreement cimport Agreement
 from .backend cimport TeamData
@@ -81,7 +81,8 @@ cdef class Team:
         Returns
         -------
         Team or None
-            None on the PEs that are not members.
+            None on the PEs that are not members. Those make no call on the team: ``if evens is not None: allreduce(..., team=evens)``.
+            A `team` of None is no empty team, but stands for TEAM_WORLD, as where none is given.
 
         Raises
         ------
@@ -122,7 +123,7 @@ cdef class Team:
         Returns
         -------
         x, y : Team
-            The row and the column of this PE.
+            The row and the column of this PE; every PE is in one of each, so neither is None, as a team of `split_strided` may be.
         """
         self.check()
         error = None
@@ -196,7 +197,12 @@ cdef class Team:
     def subset(self, list members, str name, str what):
         """The team of some of this team's PEs, each of which gives the same list; all PEs of this team call it."""
         cdef Team team = None
-        comm = self.communicator(members) if self.data.my_pe in members else None
+        comm = None
+
+        def divide():
+            nonlocal comm
+            if self.data.my_pe in members:
+                comm = self.communicator(members)    # no-cython-lint
 
         def join():
             nonlocal team
@@ -204,6 +210,7 @@ cdef class Team:
                 team = self.join(comm, members, name)    # no-cython-lint
 
         try:
+            self.agreement.attempt(what, divide)
             self.agreement.attempt(what, join)
         except Exception:
             if team is not None:
@@ -217,12 +224,17 @@ cdef class Team:
 
     cdef object communicator(self, list members):
         """MPI's communicator of a new team; its members call this."""
+        from mpi4py import MPI
         group = self.agreement.comm.Get_group()
         part = group.Incl(members)
-        comm = self.agreement.comm.Create_group(part, tag=min(members))
-        part.Free()
-        group.Free()
-        return comm
+        try:
+            return self.agreement.comm.Create_group(part, tag=min(members))
+        except MPI.Exception as error:
+            raise BackendError(f"MPI gives no communicator for another team ({' '.join(str(error).split())}). It may have run out of them: "
+                               "destroy() teams, and Free() communicators, that are not used any more") from error
+        finally:
+            part.Free()
+            group.Free()
 
     cdef Team join(self, object comm, list members, str name):
         """This PE's part of a new team, on each of its members."""
@@ -262,11 +274,11 @@ cdef class Team:
 
     def __exit__(self, cls, value, trace):
         # After an exception the other members may be elsewhere: leave the team to finalize().
-        if cls is None and self.data is not None and not self.predefined:
+        if cls is None and self.data is not None and self.job.heap.closed is None and not self.predefined:
             self.destroy()
 
     def __repr__(self):
-        if self.data is None:
+        if self.data is None or self.job.heap.closed is not None:
             return f"<Team {self.name}, not usable: {self.why_not()}>"
         return f"<Team {self.name}: PE {self.data.my_pe} of {self.data.n_pes}>"
 
@@ -274,7 +286,9 @@ cdef class Team:
         raise TypeError("a Team belongs to its process and cannot be pickled")
 
     def why_not(self):
-        return self.ended if self.ended is not None else "there is no job"
+        if self.ended is not None:
+            return self.ended
+        return "there is no job" if self.job is None else self.job.heap.closed
 
     cdef int check(self) except -1:
         if self.data is None:
@@ -385,6 +399,8 @@ cdef bint _lead(Agreement waiting, list members, object arrival, str what) excep
 
 cdef int as_member(Team team, object pe, str name) except -1:
     try:
+        if isinstance(pe, bool):
+            raise TypeError
         number = PyNumber_Index(pe)
     except TypeError:
         raise TypeError(f"{name}: expected the number of a PE, not {type(pe).__name__}") from None

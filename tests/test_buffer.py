@@ -479,6 +479,11 @@ def test_from_numpy_refuses_on_every_pe(ctx):
         (TypeError, None, "array"),
         (TypeError, [1.0] * 6, "array: expected a C-contiguous array in host memory, not list"),
         (TypeError, np.zeros(6, object), "array"),
+        (
+            TypeError,
+            np.ma.array(np.zeros(6, "f4"), mask=[0, 1, 0, 0, 0, 0]),
+            "array: a MaskedArray with masked elements",
+        ),
     ):
         with refused(ctx, error, word, "PE 1"):
             cls.from_numpy(bad if me == 1 else good)
@@ -488,6 +493,30 @@ def test_from_numpy_refuses_on_every_pe(ctx):
         cls.from_numpy(np.zeros(6 + (me == 0), "f4"))
     flat = cls.from_numpy(np.arange(6, dtype="f4").reshape(2, 3))
     assert flat.to_numpy().tolist() == list(range(6))
+    assert len(cls.from_numpy(np.ma.array(good, mask=False))) == 6
+
+
+@pytest.mark.pes(1, 2)
+def test_a_freed_buffer_is_named_as_an_argument(ctx):
+    b, freed = SHMEMBuffer["f4"].full(6, 1), SHMEMBuffer["f4"].full(6, 2)
+    peer, me = freed.peer(ctx.my_pe()), ctx.my_pe()
+    mine = b.peer(me)
+    signal = SHMEMBuffer["u8"].zeros(1)
+    freed.free()
+    for use in (freed, peer):
+        for name, call in (
+            ("dst", lambda x: b.enqueue_copy_to(x)),
+            ("src", lambda x: b.enqueue_copy_from(x)),
+            ("src", lambda x: mine.inplace_copy_from(x)),
+            ("source", lambda x: nvsym.put(b, x, me)),
+            ("dest", lambda x: nvsym.get(x, b, me)),
+            ("source", lambda x: nvsym.put_signal(b, x, signal, 1, me)),
+            ("argument 1", lambda x: ctx.enqueue_function(print, b, x, grid_dim=1, block_dim=1)),
+        ):
+            if ctx.device.is_host or not name.startswith("argument"):
+                with pytest.raises(nvsym.FreedBufferError, match=f"^{name}: "):
+                    call(use)
+    nvsym.barrier_all()
 
 
 @pytest.mark.pes(1, 2)

@@ -2,10 +2,12 @@
 """What docs/contracts.md promises and no other test file is about."""
 
 import gc
+import threading
 import time
 
 import numpy as np
 import pytest
+from jobcheck import assert_usable
 
 import nvsym
 
@@ -70,6 +72,105 @@ def test_a_bad_call_is_told_in_the_order_of_its_stream(told, ctx, algorithm):
     assert not second.to_numpy().any()
     nvsym.allreduce(second, tens, algorithm=algorithm)
     assert (second.to_numpy() == 20).all()
+
+
+@pytest.mark.pes(2, 3)
+@pytest.mark.pes(2, nodes=2)
+@pytest.mark.parametrize("then", ["default", "another stream", "bad on another stream"])
+@pytest.mark.parametrize("algorithm", ["auto", "mpi"])
+def test_a_call_behind_a_bad_one_of_another_stream(told, ctx, algorithm, then):
+    """It waits until the others have been told of the bad one, and does not meet their part of that."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    first, second, bad = FLOATS.full(8, 1), FLOATS.full(8, 10), nvsym.SHMEMBuffer[np.float64].zeros(8)
+    dest, gate = FLOATS.zeros(8), nvsym.SHMEMBuffer[np.uint64].zeros(1)
+    for turn in range(10):
+        dest.fill(-1)
+        gate.fill(0)
+        stream, other = nvsym.Stream(), None if then == "default" else nvsym.Stream()
+        if me == 1:
+            nvsym.signal_wait_until(gate, "eq", 1, stream=stream)  # so that the bad call is told late
+            with pytest.raises(TypeError, match="dest: dtype"):
+                nvsym.allreduce(dest, bad, stream=stream, algorithm=algorithm)
+            opener = threading.Timer(0.01 * (turn % 3), lambda: nvsym.signal_op(gate, 1, 1))
+            opener.start()
+        else:
+            nvsym.allreduce(dest, first, stream=stream, algorithm=algorithm)
+            with pytest.raises(nvsym.CollectiveError, match="PE 1: TypeError: dest: dtype"):
+                stream.synchronize()
+        if then == "bad on another stream":
+            error = outcome(
+                lambda on=other: nvsym.allreduce(bad if me == 1 else dest, second, stream=on, algorithm=algorithm)
+            )
+            error = error or outcome(other.synchronize)
+            assert type(error) is (TypeError if me == 1 else nvsym.CollectiveError)
+        nvsym.allreduce(dest, second, stream=other, algorithm=algorithm)
+        if other is not None:
+            other.synchronize()
+        assert (dest.to_numpy() == 10 * n).all()
+        if me == 1:
+            opener.join()
+            stream.synchronize()
+    assert_usable(ctx)
+
+
+@pytest.mark.pes(2)
+def test_a_bad_call_on_a_stream_that_has_failed(told, ctx):
+    """It is not told, since a good one is not made there either; and nobody waits for it."""
+    me = ctx.my_pe()
+    source, dest, bad = FLOATS.full(8, 1), FLOATS.zeros(8), nvsym.SHMEMBuffer[np.float64].zeros(8)
+    stream, gate = nvsym.Stream(), nvsym.SHMEMBuffer[np.uint64].zeros(1)
+    nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
+    nvsym.allreduce(dest, source, "sum" if me else "max", stream=stream)
+    if me:
+        nvsym.allreduce(dest, source, stream=stream)
+    else:
+        with pytest.raises(TypeError):
+            nvsym.allreduce(dest, bad, stream=stream)
+    nvsym.signal_op(gate, 1, me)
+    with pytest.raises(nvsym.CollectiveError, match="different calls"):
+        stream.synchronize()
+    nvsym.allreduce(dest, source)
+    assert (dest.to_numpy() == 2).all()
+
+
+def test_a_bad_call_that_cannot_be_told(mpirun):
+    """A call behind it raises after the time limit, and nothing is moved."""
+    mpirun(
+        2,
+        """
+        import threading
+        import numpy as np, nvsym
+        from mpi4py import MPI
+
+        ctx = nvsym.init(backend="host", heap_size="4M")
+        source, dest = nvsym.SHMEMBuffer["f4"].full(4, 1), nvsym.SHMEMBuffer["f4"].zeros(4)
+        stream, held = nvsym.Stream(), threading.Event()
+
+        def refused(error, words, *arguments, **options):
+            try:
+                nvsym.allreduce(*arguments, **options)
+            except error as caught:
+                assert words in str(caught), caught
+            else:
+                raise AssertionError("nothing was raised")
+
+        if ctx.my_pe() == 0:
+            ctx.enqueue_function(held.wait, grid_dim=1, block_dim=1, stream=stream)
+            refused(TypeError, "dest", None, source, stream=stream)
+            refused(nvsym.CollectiveError, "was refused", dest, source)
+            refused(nvsym.CollectiveError, "was refused", dest, source)
+            held.set()
+        MPI.COMM_WORLD.Barrier()
+        stream.synchronize()
+        if ctx.my_pe() == 1:
+            refused(nvsym.CollectiveError, "PE 0: TypeError", dest, source)
+        assert not dest.to_numpy().any()
+        nvsym.allreduce(dest, source)
+        assert (dest.to_numpy() == 2).all()
+        """,
+        env={"NVSYM_TIMEOUT": "1"},
+        timeout=30,
+    )
 
 
 @pytest.mark.pes(2)

@@ -148,6 +148,27 @@ CASES = {
     "an exception on all": Case(
         "raise ValueError('boom')", "not zero", ("ValueError: boom", "aborts the job: ValueError: boom")
     ),
+    "an exception on one, and init's communicator was freed": Case(
+        "nvsym.finalize()\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD.Dup(); nvsym.init(comm, heap_size='4M'); comm.Free()\n"
+        "if me == 1: raise ValueError('boom')\nMPI.COMM_WORLD.recv(source=1)",
+        "not zero",
+        ("PE 1 of 2 aborts the job: ValueError: boom",),
+        ("MPI_ERR",),
+        where=EVERYWHERE,
+    ),
+    "an exception whose words raise, on one": Case(
+        "class Bad(Exception):\n    def __str__(self): raise RuntimeError\n"
+        "if me == 1: raise Bad\nfrom mpi4py import MPI; MPI.COMM_WORLD.recv(source=1)",
+        "not zero",
+        ("PE 1 of 2 aborts the job: Bad: ",),
+        where=("mpich",),
+    ),
+    "an exception on one, and standard output is closed": Case(
+        "os.close(1); sys.stdout.write('more')\n"
+        "if me == 1: raise ValueError('boom')\nfrom mpi4py import MPI; MPI.COMM_WORLD.recv(source=1)",
+        "not zero",
+        where=("mpich",),
+    ),
     "KeyboardInterrupt on one": Case(
         "if me == 1: raise KeyboardInterrupt\nnvsym.barrier_all()",
         "not zero",
@@ -171,9 +192,18 @@ CASES = {
         where=("mpich",),
     ),
     "an excepthook of the program that calls no other": Case(
-        "sys.excepthook = lambda *_: say('mine')\nif me == 1: raise ValueError('boom')\nnvsym.barrier_all()",
+        "sys.excepthook = lambda *_: say('mine')\nif me == 1: raise ValueError('boom')\n"
+        "from mpi4py import MPI; MPI.COMM_WORLD.recv(source=1)",
         "not zero",
-        ("mine",),
+        ("mine", "PE 1 of 2 aborts the job: ValueError: boom"),
+        where=("mpich",),
+    ),
+    "an excepthook of the program, and an exception that a shell or test runner has caught and noted": Case(
+        "sys.excepthook = lambda *_: say('mine')\n"
+        "def caught():\n    try: raise ValueError('boom')\n    except ValueError as error: return error\n"
+        "sys.last_exc = sys.last_value = caught(); nvsym.barrier_all(); say('end', me)",
+        says=("end 0", "end 1"),
+        silent=("nvsym:", "mine"),
         where=("mpich",),
     ),
     "an exception, and NVSYM_ABORT_ON_EXCEPTION=0": Case(

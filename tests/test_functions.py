@@ -2,6 +2,7 @@
 """Users' own functions in stream order, and the tables of peer addresses that they take, in host memory."""
 
 import ctypes
+import os
 import threading
 
 import numpy as np
@@ -25,6 +26,8 @@ def test_a_callable_runs_in_stream_order(ctx):
 
     ctx.enqueue_function(add, x[2:], np.float32(2), "text", **ONE)
     assert x.to_numpy().tolist() == [1, 1] + [3] * 6
+    for dimensions in (range(1, 4), np.array([1, 2]), np.int64(3)):
+        ctx.enqueue_function(len, x, grid_dim=dimensions, block_dim=dimensions)
     assert seen == [(np.ndarray, 2, "text", threading.get_ident())]
     stream, gate = nvsym.Stream(), nvsym.SHMEMBuffer[np.uint64].zeros(1)
     nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
@@ -55,6 +58,71 @@ def test_what_it_raises(ctx):
     nvsym.barrier_all()
 
 
+class Unsayable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ValueError("no file " + os.fsdecode(b"x-\xff")), ValueError, r"^no file x-\\udcff$"),
+        (KeyError("\ud800"), nvsym.BackendError, r"^KeyError: "),
+        (Unsayable(), nvsym.BackendError, "Unsayable: .*RuntimeError"),
+        (Exception("\u20ac" * 1000), nvsym.BackendError, "^Exception: \u20ac{100}"),
+    ],
+    ids=["surrogate", "surrogate of another class", "its words raise", "long"],
+)
+def test_errors_of_any_words_are_raised(ctx, error, kind, words):
+    def fail():
+        raise error
+
+    stream, x = nvsym.Stream(), F32.zeros(1)
+    ctx.enqueue_function(fail, stream=stream, **ONE)
+    x.fill(5, stream=stream)
+    with pytest.raises(kind, match=words):
+        stream.synchronize()
+    assert x.to_numpy()[0] == 0
+    stream.synchronize()
+    nvsym.barrier_all()
+
+
+@pytest.mark.timeout(20)
+def test_a_callable_that_waits_for_its_own_stream(ctx):
+    stream, other, gate = nvsym.Stream(), nvsym.Stream(), nvsym.SHMEMBuffer[np.uint64].zeros(1)
+    x, before, behind = F32.full(4, 3), nvsym.Event(), nvsym.Event()
+    for wait in (
+        stream.synchronize,
+        ctx.synchronize,
+        ctx.device.synchronize,
+        x.peer(ctx.my_pe()).to_numpy,
+        nvsym.finalize,
+        behind.synchronize,
+        lambda: ctx.stream.wait_event(behind),
+        lambda: stream.record_event().synchronize(),
+    ):
+        nvsym.signal_wait_until(gate, "eq", 1, stream=stream)
+        ctx.enqueue_function(wait, stream=stream, **ONE)
+        behind.record(stream)
+        nvsym.signal_op(gate, 1, ctx.my_pe())
+        with pytest.raises(nvsym.NVSymError, match="wait for ever"):
+            stream.synchronize()
+        nvsym.signal_op(gate, 0, ctx.my_pe())
+
+    # These are not its own.
+    def waits():
+        before.synchronize()
+        x.fill(7, stream=other)
+        other.synchronize()
+        assert x.to_numpy()[0] == 7
+
+    before.record(stream)
+    ctx.enqueue_function(waits, stream=stream, **ONE)
+    stream.synchronize()
+    ctx.enqueue_function(ctx.stream.synchronize, **ONE)
+    nvsym.barrier_all()
+
+
 def test_a_function_of_ctypes_gets_addresses(ctx):
     libc = ctypes.CDLL(None)
     x, y = F32.full(100, 3), F32.zeros(100)
@@ -69,7 +137,21 @@ def test_misuse(ctx):
     for kernel in (12345, "scale", None):
         with pytest.raises(nvsym.NotAvailableError, match="no GPU"):
             ctx.enqueue_function(kernel, x, **ONE)
-    for dimension in (0, -1, (1, 2, 3, 4), (), "x", 1.5, None, 1 << 31):
+    for dimension in (
+        0,
+        -1,
+        (1, 2, 3, 4),
+        (),
+        "x",
+        1.5,
+        None,
+        1 << 31,
+        b"11",
+        {1},
+        range(5),
+        np.zeros(2),
+        np.ones((1, 1), int),
+    ):
         for name in ("grid_dim", "block_dim"):
             with pytest.raises((TypeError, ValueError), match=name):
                 ctx.enqueue_function(calls.append, x, **{**ONE, name: dimension})

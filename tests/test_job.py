@@ -82,6 +82,7 @@ LIFE = """
     refused(nvsym.NVSymError, lambda: nvsym.init(bootstrap="mpi", heap_size="1M"), "mpi")
     other = MPI.COMM_WORLD.Dup()
     refused(nvsym.NVSymError, lambda: nvsym.init(other, heap_size="1M"), "other arguments")
+    refused(TypeError, lambda: nvsym.init(heap_size=np.zeros(3)), "heap_size", "ndarray")
     other.Free()
     old = nvsym.SHMEMBuffer["int32"].zeros(3)
     old_view = old[1:]
@@ -98,6 +99,18 @@ LIFE = """
                  lambda: nvsym.SHMEMBuffer["int8"](1), lambda: nvsym.put(old, np.zeros(3, np.int32), 0),
                  lambda: nvsym.allreduce(old, old)):
         refused(nvsym.NotInitializedError, call, "finalize() has been called")
+
+    # The communicator is copied, and may be freed.
+    comm = MPI.COMM_WORLD.Dup()
+    comm.Set_name("the program's")
+    nvsym.init(comm, heap_size="1M")
+    comm.Free()
+    refused(nvsym.NVSymError, lambda: nvsym.init(heap_size="1M"), "the program's, which has been freed")
+    other = MPI.COMM_WORLD.Dup()
+    refused(nvsym.NVSymError, lambda: nvsym.init(other, heap_size="1M"), "other arguments")
+    other.Free()
+    nvsym.barrier_all()
+    nvsym.finalize()
 
     # Again and again. What the last job left means nothing in the next.
     for i in range(20):

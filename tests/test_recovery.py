@@ -162,23 +162,57 @@ with nvsym.TEAM_WORLD.create_group([2, 1, 0]) as team:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_thread_that_waits_when_the_job_ends(mpirun, n):
+@pytest.mark.parametrize(("n", "nodes"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+def test_a_thread_that_waits_when_the_job_ends(mpirun, n, nodes):
     job = run(
         mpirun, n,
         """
-found = []
-flag = U.full(1, 0)
-thread = threading.Thread(target=lambda: found.append(outcome(lambda: nvsym.signal_wait_until(flag, "ge", 1))))
-thread.start()
-time.sleep(0.2)
-nvsym.finalize()
-thread.join()
-print(found[0].split(":")[0])
+for turn in range(5):
+    found = []
+    if turn:
+        nvsym.init(backend="host", heap_size="4M")
+    flag = U.full(1, 0)
+    thread = threading.Thread(target=lambda: found.append(outcome(lambda: nvsym.signal_wait_until(flag, "ge", 1))))
+    thread.start()
+    time.sleep(0.05)
+    nvsym.finalize()
+    thread.join()
+    print(found[0].split(":")[0])
 """,
-        limit=30,
+        limit=30, nodes=nodes,
     )  # fmt: skip
     assert set("".join(job.pe_stdout).split()) <= {"NotInitializedError", "PeerExitedError"}
+
+
+@pytest.mark.parametrize(
+    "call", ["signal_op(flag, 1, 1 - me)", "atomic_inc(flag, 1 - me)", "put(flag, flag, 1 - me)", "barrier(alone)"]
+)
+def test_a_thread_that_calls_mpi_when_the_job_ends(mpirun, call):
+    """The windows between nodes stay until it has left them."""
+    run(
+        mpirun, 2,
+        f"""
+def beat():
+    try:
+        while True:
+            nvsym.{call}
+    except Exception as error:
+        found.append(error)
+
+for turn in range(4):
+    found = []
+    if turn:
+        nvsym.init(backend="host", heap_size="4M")
+    flag, alone = U.full(1, 0), nvsym.TEAM_WORLD.split_2d(1)[0]
+    thread = threading.Thread(target=beat)
+    thread.start()
+    time.sleep(0.05)
+    nvsym.finalize()
+    thread.join()
+    assert type(found[0]) is nvsym.NotInitializedError, repr(found[0])
+""",
+        limit=30, nodes=2,
+    )  # fmt: skip
 
 
 def test_what_a_signal_handler_raises(mpirun):
@@ -329,6 +363,66 @@ held()
 assert interrupted({wait}) < 2
 nvsym.signal_op(gate, 1, 0)
 {wait}()
+""",
+        limit=20,
+    )  # fmt: skip
+
+
+def test_threads_in_short_calls_when_the_job_ends(mpirun):
+    """Each call does its work or raises NotInitializedError, whatever Python code it runs between its checks and the memory."""
+    run(
+        mpirun, 2,
+        """
+import faulthandler, sys
+faulthandler.enable()
+sys.setswitchinterval(2e-5)
+
+class Pe:
+    def __index__(self):
+        return me
+
+def calls():
+    b, g, out, own = F.full(4, me), U.full(1, 0), memoryview(np.zeros(4, np.float32)), nvsym.Stream()
+    peer = b.peer(me)
+    return [
+        lambda: b[1:3].to_numpy(),
+        lambda: b.fill(1),
+        lambda: b.fill(1, stream=own),
+        lambda: b.enqueue_copy_to(out),
+        lambda: b.enqueue_copy_from(out, stream=own),
+        lambda: nvsym.put(b, out, Pe()),
+        lambda: nvsym.put(b, b, Pe(), stream=own),
+        lambda: nvsym.signal_op(g, 1, Pe()),
+        lambda: nvsym.atomic_add(g, Pe(), Pe()),
+        lambda: nvsym.put_signal(b, out, g, 1, Pe(), stream=own),
+        lambda: peer.to_numpy(),
+        lambda: np.asarray(b).sum(),
+        lambda: b.peer_pointers().to_numpy(),
+        lambda: nvsym.allreduce(b[:1], b[:1], team=alone),
+    ]
+
+def use(call):
+    try:
+        while True:
+            call()
+    except nvsym.NotInitializedError:
+        pass
+    except BaseException as error:
+        found.append(repr(error))
+
+found = []
+for turn in range(8):
+    if turn:
+        nvsym.init(backend="host", heap_size="4M")
+    alone = nvsym.TEAM_WORLD.split_2d(1)[0]
+    threads = [threading.Thread(target=use, args=[call]) for call in calls()[turn % 2 :: 2]]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    nvsym.finalize()
+    for thread in threads:
+        thread.join()
+assert not found, found
 """,
         limit=20,
     )  # fmt: skip

@@ -89,6 +89,18 @@ def test_objects_that_were_never_initialised():
         Event.__new__(Event).record(Stream())
     with pytest.raises((TypeError, ValueError)):
         Event().record(Stream.__new__(Stream))
+    device = nvsym.Device.__new__(nvsym.Device)
+    repr(device)
+    for use in (
+        device.synchronize,
+        lambda: Stream(device),
+        lambda: Event(device),
+        lambda: nvsym.HostBuffer("f4", 1, device),
+    ):
+        with pytest.raises(ValueError, match="Device was never initialised"):
+            use()
+    with pytest.raises(TypeError, match="bool"):
+        nvsym.Device(True)
 
 
 def test_timing():

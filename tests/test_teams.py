@@ -278,6 +278,59 @@ def test_exhaustion(mpirun, nodes):
         assert lines[2:] == ["True", "2"]
 
 
+def test_no_communicator_is_left(mpirun):
+    """MPI has so many. One error on all PEs, which says so; afterwards the job goes on, and a team may come again."""
+    done = mpirun(
+        3,
+        """
+        import nvsym
+        from mpi4py import MPI
+
+        ctx, world = nvsym.init(heap_size="1M"), nvsym.TEAM_WORLD
+        mine, a = [], nvsym.SHMEMBuffer["int64"].full(1, 1)
+        try:
+            while ctx.my_pe() < 2:
+                mine.append(MPI.COMM_SELF.Dup())
+                assert len(mine) < 10000
+        except MPI.Exception:
+            pass
+
+        def split():
+            try:
+                return world.split_strided(0, 1, 2)
+            except nvsym.BackendError as error:
+                assert "communicator" in str(error) and "run out" in str(error), error
+                print("none left", flush=True)
+
+        assert split() is None and split() is None
+        nvsym.allreduce(a, a)
+        assert a.to_numpy()[0] == 3
+        nvsym.collect()
+        for comm in mine:
+            comm.Free()
+        team = split()
+        if team is not None:
+            team.destroy()
+        assert (team is None) == (ctx.my_pe() == 2)
+        """,
+    )  # fmt: skip
+    assert done.pe_stdout == ["none left\nnone left\n"] * 3
+
+
+def test_a_with_block_that_ends_the_job(mpirun):
+    mpirun(
+        2,
+        """
+        import nvsym
+
+        nvsym.init(heap_size="1M")
+        with nvsym.TEAM_WORLD.split_strided(0, 1, 2) as team:
+            nvsym.finalize()
+        assert "not usable: nvsym.finalize() has been called" in repr(team), repr(team)
+        """,
+    )
+
+
 @pytest.mark.pes(4)
 @NODES
 def test_create_group(ctx, work):

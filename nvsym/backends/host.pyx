@@ -17,7 +17,7 @@ import socket
 from .._settings import format_size
 from ..backend import ALGORITHMS, COLLECTIVE_NAMES
 from ..dtypes import DTYPES, OPS, float8_tables
-from ..errors import BackendError
+from ..errors import BackendError, NotInitializedError
 from .host_mpi import InterNode, TeamComm
 from .host_segment import Segment
 
@@ -29,8 +29,8 @@ from ..backend cimport (
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
 from ..status cimport (
-    STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status, status_interrupted,
-    status_of, status_pe, status_text)
+    STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status,
+    status_interrupted, status_of, status_pe, status_text, text_bytes)
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_CMP_GE, NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
 
@@ -70,6 +70,8 @@ cdef extern from "host_sync.h" nogil:
     uint32_t nvsym_load32(const uint32_t *p)
     void     nvsym_store32(uint32_t *p, uint32_t v)
     void     nvsym_add32(uint32_t *p, int32_t n)
+    uint64_t nvsym_next(uint64_t *p)                    # adds one and returns what was there
+    void     nvsym_advance(uint64_t *p, uint64_t v)     # to v, or it is further already
     void     nvsym_fence()
     bint     nvsym_try_lock(uint32_t *p)
     void     nvsym_unlock(uint32_t *p)
@@ -145,6 +147,10 @@ cdef struct TeamState:
     uint64_t           epoch
     uint32_t           busy
     uint32_t           queued       # calls on streams that have not run yet
+    # Bad calls of this PE, of which the others have to be told: those made, and those told. They are told in the order in which they
+    # were made, and a call that is made behind one waits until it has been, whatever streams they are on.
+    uint64_t           refused
+    uint64_t           told
     bint               broken
     bint               ahead        # the last epoch was announced without waiting for the others
     const void **      src          # scratch, n each
@@ -166,6 +172,7 @@ cdef struct HostOp:
     size_t       count              # elements of a reduction; else `nbytes`
     uint64_t *   sig
     uint64_t     value
+    uint64_t     after              # bad calls of this PE on the team before this one
 
 
 cdef list _kept = []   # memory that threads of this process may still look at
@@ -338,12 +345,17 @@ cdef class HostBackend(Backend):
         # What other threads have enqueued since the PEs were drained uses the memory, too; what it waits for no longer comes.
         nvsym_store32(&self.state.closing, 1)
         self.host.drain_all(-1)
+        alone = self._await_threads()
         if self.inter is not None:
-            comm = self.inter.comm
-            self.inter.close()
-            comm.Free()
+            # All PEs close the window or none: where a thread of any is still inside of MPI, it stays.
+            if all(agreement.gather(alone, "closing the MPI windows between nodes")):
+                comm = self.inter.comm
+                self.inter.close()
+                comm.Free()
+            else:
+                _kept.append(self.inter)
             self.inter = None
-        if self._await_threads():
+        if alone:
             self._unmap()
         else:
             _kept.append(self.segment)
@@ -355,6 +367,8 @@ cdef class HostBackend(Backend):
         for i in range(PATIENCE):    # no-cython-lint
             if self.running == 0:
                 return True
+            if self.inter is not None:
+                self.inter.progress()   # a thread of another PE may need this one's answer
             with nogil:
                 nvsym_sleep(1_000_000)
         return False
@@ -370,12 +384,16 @@ cdef class HostBackend(Backend):
 
     cdef int set_failed(self, str reason) except -1:
         cdef nvsym_pe_ctl *ctl = <nvsym_pe_ctl *> self.state.region
-        strncpy(ctl.reason, reason.encode(), sizeof(ctl.reason) - 1)
+        if self.segment is None:
+            return 0
+        strncpy(ctl.reason, text_bytes(reason), sizeof(ctl.reason) - 1)
         nvsym_store32(&ctl.state, NVSYM_PE_FAILED)
         return 0
 
     cdef int check_peers(self) except -1:
         cdef Status status
+        if self.segment is None:
+            return 0    # the job has ended, and the memory may be gone
         memset(&status, 0, sizeof(status))
         if look_for_gone(&self.state, b"a collective call", &status):
             raise_status(&status)
@@ -413,7 +431,21 @@ cdef class HostBackend(Backend):
         return 0
 
     cdef object memory_keeper(self):
-        return self.segment.memory
+        segment = self.segment
+        memory = None if segment is None else segment.memory
+        if memory is None:
+            self.check_open()
+            raise NotInitializedError("the memory of the job is mapped no more")
+        return memory
+
+    cdef inline int check_open(self) except -1:
+        """That the memory and the windows are there: no other thread has ended the job since the arguments were checked.
+
+        Called behind all Python code of a call: from here to the operation this thread keeps the GIL, or is counted in `running`.
+        """
+        if self.state.closing:
+            raise NotInitializedError("the job ended in another thread while this one began a call")
+        return 0
 
     cdef void *peer_ptr(self, const void *ptr, int pe) noexcept nogil:
         if self.state.local_of[pe] < 0:
@@ -425,12 +457,15 @@ cdef class HostBackend(Backend):
 
     # ---- one-sided --------------------------------------------------------------------------------------------------
 
-    cdef int submit(self, host_op run, HostOp *op, void *stream, object keep) except -1:
+    cdef int submit(self, host_op run, HostOp *op, void *stream, object keep, host_op skip=NULL) except -1:
         """Run the operation here, on the default stream, or enqueue it."""
         cdef Status status
         cdef int failed
         if stream != NULL:
-            return self.host.push(stream, run, op, sizeof(HostOp), keep)
+            self.host.reap()    # runs code of others
+            self.check_open()
+            return self.host.push(stream, run, skip, op, sizeof(HostOp), keep)
+        self.check_open()
         status.code = status.npes = 0
         self.running += 1
         with nogil:
@@ -440,19 +475,9 @@ cdef class HostBackend(Backend):
             raise_status(&status)
         return 0
 
-    cdef int submit_to_team(self, host_op run, host_op run_queued, HostOp *op, void *stream, object keep) except -1:
-        """The same for a call of a team, which counts what is enqueued until it has run."""
-        if stream == NULL:
-            return self.submit(run, op, stream, keep)
-        nvsym_add32(&op.team.queued, 1)
-        try:
-            return self.submit(run_queued, op, stream, keep)
-        except BaseException:
-            nvsym_add32(&op.team.queued, -1)
-            raise
-
     cdef int put(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
+            self.check_open()
             memcpy(<char *> dest + self.state.delta[pe], src, nbytes)
             return 0
         cdef HostOp op
@@ -461,6 +486,7 @@ cdef class HostBackend(Backend):
 
     cdef int get(self, void *dest, const void *src, size_t nbytes, int pe, void *stream, object keep) except -1:
         if stream == NULL and nbytes <= RELEASE_GIL_ABOVE and self.state.local_of[pe] >= 0:
+            self.check_open()
             memcpy(dest, <const char *> src + self.state.delta[pe], nbytes)
             return 0
         cdef HostOp op
@@ -482,6 +508,7 @@ cdef class HostBackend(Backend):
 
     cdef int signal_op(self, uint64_t *sig, uint64_t value, int op, int pe, void *stream, object keep) except -1:
         if stream == NULL and not self.state.several_nodes:
+            self.check_open()
             nvsym_signal(<uint64_t *> (<char *> sig + self.state.delta[pe]), value, op)
             return 0
         cdef HostOp o
@@ -490,6 +517,7 @@ cdef class HostBackend(Backend):
 
     cdef int signal_wait(self, uint64_t *sig, int cmp, uint64_t value, void *stream, object keep) except -1:
         cdef HostOp o
+        self.check_open()
         if stream == NULL and nvsym_compare(nvsym_load(sig), cmp, value):
             return 0
         o.host, o.sig, o.op, o.value, o.blocks = &self.state, sig, cmp, value, stream == NULL
@@ -503,7 +531,8 @@ cdef class HostBackend(Backend):
             return 0
         keep = (kernel, arguments, keep)
         call[0], call[1] = <PyObject *> kernel, <PyObject *> arguments
-        return self.host.push(stream, run_python, call, sizeof(call), keep)
+        self.host.reap()
+        return self.host.push(stream, run_python, NULL, call, sizeof(call), keep)
 
     cdef int fence(self, void *stream) except -1:
         return self.quiet(stream)   # a copy that is done is ordered
@@ -518,6 +547,7 @@ cdef class HostBackend(Backend):
 
     cdef int atomic(self, int amo, int dtype, void *dest, const void *operand, const void *cond, void *result,
                     int pe) except -1:
+        self.check_open()
         if not self.state.several_nodes:
             if nvsym_amo(amo, dtype, <char *> dest + self.state.delta[pe], operand, cond, result):
                 raise AssertionError(f"no atomic operation {amo} for dtype {dtype}")
@@ -529,7 +559,12 @@ cdef class HostBackend(Backend):
         names = ("fetch", "set", "add", "swap", "compare_swap", "and", "or", "xor")
         value = None if operand == NULL else np.frombuffer((<const char *> operand)[:n], element.numpy)
         expected = None if cond == NULL else np.frombuffer((<const char *> cond)[:n], element.numpy)
-        old = self.inter.atomic(names[amo], element.numpy, <size_t> dest, value, expected, pe).view(np.uint8)
+        self.check_open()
+        self.running += 1
+        try:
+            old = self.inter.atomic(names[amo], element.numpy, <size_t> dest, value, expected, pe).view(np.uint8)
+        finally:
+            self.running -= 1
         if result != NULL:
             memcpy(result, &old[0], n)
         return 0
@@ -539,8 +574,7 @@ cdef class HostBackend(Backend):
     cdef TeamData create_team(self, Agreement agreement, object pes, int my_pe):
         cdef HostTeam team = HostTeam.__new__(HostTeam)
         cdef TeamState *t = &team.state
-        cdef nvsym_team_ctl *ctl
-        cdef int i, n = len(pes)
+        cdef int n = len(pes)
         team.set_members(pes, my_pe)
         team.agreement = agreement
         t.host, t.team, t.me, t.n, t.pes = &self.state, <void *> team, my_pe, n, team.pes
@@ -554,6 +588,18 @@ cdef class HostBackend(Backend):
             raise BackendError(f"no control block is left for another team: {self.max_teams} exist (NVSYM_MAX_TEAMS)")
         team.slot = common[0]
         self.free_slots.discard(team.slot)
+        try:
+            self._set_up(team, pes)
+        except BaseException:
+            self.free_slots.add(team.slot)
+            raise
+        return team
+
+    def _set_up(self, HostTeam team, pes):
+        cdef TeamState *t = &team.state
+        cdef nvsym_team_ctl *ctl
+        cdef int i, n = t.n, my_pe = t.me
+        agreement = team.agreement
         t.ctl = <nvsym_team_ctl **> calloc(n, sizeof(void *))
         t.src = <const void **> calloc(n, sizeof(void *))
         t.dst = <void **> calloc(n, sizeof(void *))
@@ -576,7 +622,6 @@ cdef class HostBackend(Backend):
             team.comm = TeamComm(self.inter, own, list(pes), NVSYM_PE_EXITING)
             (<Agreement> own).watch = _Watch(self, team.comm)
         agreement.vote("making a team")
-        return team
 
     cdef int destroy_team(self, TeamData team) except -1:
         cdef HostTeam t = <HostTeam> team
@@ -592,7 +637,15 @@ cdef class HostBackend(Backend):
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
         op.host = &self.state
         op.team = &(<HostTeam> team).state
-        return self.submit_to_team(run_collective, run_queued_collective, op, stream, keep)
+        op.after = nvsym_load(&op.team.refused)
+        if stream == NULL:
+            return self.submit(run_collective, op, stream, keep)
+        nvsym_add32(&op.team.queued, 1)
+        try:
+            return self.submit(run_queued_collective, op, stream, keep, skip_queued_collective)
+        except BaseException:
+            nvsym_add32(&op.team.queued, -1)
+            raise
 
     cdef int barrier(self, TeamData team, bint complete, void *stream) except -1:
         cdef HostOp op
@@ -658,10 +711,19 @@ cdef class HostBackend(Backend):
 
     cdef int fail(self, TeamData team, int kind, int algorithm, str reason, void *stream) except -1:
         cdef HostOp op
-        cdef bytes text = reason.encode()[:STATUS_TEXT - 1]
+        cdef bytes text = text_bytes(reason)
         op.host, op.team, op.kind, op.algorithm = &self.state, &(<HostTeam> team).state, kind, algorithm
         op.src, op.nbytes = <const char *> text, len(text)
-        return self.submit_to_team(run_fail, run_queued_fail, &op, stream, None if stream == NULL else (team, text))
+        keep = (team, text)
+        self.check_open()
+        op.after = nvsym_next(&op.team.refused)     # from here on it has to be told, or later calls wait for ever
+        nvsym_add32(&op.team.queued, 1)
+        if stream != NULL:
+            try:
+                return self.submit(run_fail, &op, stream, keep, skip_fail)
+            except Exception:
+                pass    # no memory, or the stream is no more: tell them here
+        return self.submit(run_fail, &op, NULL, keep)
 
     cdef int functions(self, Functions *f) except -1:
         cdef int pe
@@ -768,6 +830,7 @@ class _Watch:
         self.team_comm = team_comm
 
     def __call__(self):
+        (<HostBackend> self.backend).check_open()   # ends the wait of a thread or a stream when the job ends
         (<HostBackend> self.backend).check_peers()
         self.team_comm.watch()
 
@@ -924,6 +987,8 @@ cdef int nothing_runs(HostState *h, bint blocks, Status *status) noexcept with g
     try:
         if blocks and not backend.runtime.ticket_done(backend.runtime.ticket()):
             return 0
+        if h.closing:
+            return 0    # the wait ends for that reason
         for pe in range(h.n_pes):
             if h.local_of[pe] < 0 and backend.inter.state(pe) != NVSYM_PE_EXITING:
                 return 0
@@ -951,7 +1016,7 @@ cdef int wait_until(HostState *h, const uint64_t *flag, int cmp, uint64_t value,
             if nvsym_compare(nvsym_load(flag), cmp, value):
                 return 0
             sched_yield()
-        if h.several_nodes and progress(h, status):
+        if h.several_nodes and not nvsym_load32(&h.closing) and progress(h, status):
             return -1
         now = nvsym_now()
         if now - start > SLEEP_AFTER:
@@ -1007,7 +1072,8 @@ cdef int check_signals(Status *status) noexcept with gil:
 
 cdef int progress(HostState *h, Status *status) noexcept with gil:
     try:
-        (<HostBackend> h.backend).inter.progress()
+        if not h.closing:   # else the windows may be closed
+            (<HostBackend> h.backend).inter.progress()
         return 0
     except BaseException as error:
         status_of(status, error)
@@ -1075,7 +1141,7 @@ cdef void explain(TeamState *t, int parity, Status *status) noexcept with gil:
     cdef object text
     try:
         text = (<HostBackend> t.host.backend)._explain(<HostTeam> t.team, parity)
-        status_text(status, STATUS_COLLECTIVE, text.encode()[:STATUS_TEXT - 1])
+        status_text(status, STATUS_COLLECTIVE, text_bytes(text))
     except BaseException as error:
         status_of(status, error)
 
@@ -1113,10 +1179,42 @@ cdef inline size_t share_end(size_t count, size_t itemsize, int n, int i) noexce
     return share_start(count, itemsize, n, i + 1)
 
 
+cdef int await_refusals(TeamState *t, uint64_t after, const char *what, Status *status) noexcept nogil:
+    """Wait until the others have been told of the first `after` bad calls of this PE, which are on streams of their own."""
+    cdef int64_t start, now, looked
+    if nvsym_load(&t.told) >= after:
+        return 0
+    start = looked = nvsym_now()
+    while nvsym_load(&t.told) < after:
+        now = nvsym_now()
+        if now - start < SLEEP_AFTER:
+            sched_yield()
+            continue
+        nvsym_sleep(max(20_000, min((now - start) >> 4, 1_000_000)))
+        if now - looked < WATCH_PERIOD:
+            continue
+        looked = now
+        if nvsym_load32(&t.host.closing):
+            status_text(status, STATUS_CLOSED, b"the job ended while this thread waited")
+            return -1
+        if t.host.several_nodes and progress(t.host, status):
+            return -1
+        if t.host.limit > 0 and now - start > t.host.limit:
+            status.code = STATUS_COLLECTIVE
+            snprintf(status.text, STATUS_TEXT, b"%s: an earlier call of this PE on the team was refused, and its stream has not come so "
+                     b"far that the other PEs could be told of it within %g s (NVSYM_TIMEOUT)", what, t.host.limit / 1e9)
+            return -1
+        if check_signals(status):
+            return -1
+    return 0
+
+
 cdef int run_collective(void *payload, Status *status) noexcept nogil:
     cdef HostOp *op = <HostOp *> payload
     cdef TeamState *t = op.team
     cdef int failed
+    if t.n > 1 and await_refusals(t, op.after, NAMES[op.kind], status):
+        return -1
     if not nvsym_try_lock(&t.busy):
         status_text(status, STATUS_COLLECTIVE, b"the team is in the middle of another collective call of this PE: calls on one "
                     b"team must be ordered, on one stream or by events")
@@ -1143,14 +1241,32 @@ cdef int run_queued_collective(void *payload, Status *status) noexcept nogil:
     return failed
 
 
-cdef int run_fail(void *payload, Status *status) noexcept nogil:
+cdef int skip_queued_collective(void *payload, Status *status) noexcept nogil:
+    nvsym_add32(&(<HostOp *> payload).team.queued, -1)
+    return 0
+
+
+cdef int await_idle(TeamState *t) noexcept nogil:
+    """Take the team for this thread, once the call that this PE is in the middle of is over."""
+    cdef int64_t start = nvsym_now()
+    while not nvsym_try_lock(&t.busy):
+        # That call has the same limit, and began before.
+        if nvsym_load32(&t.host.closing) or (t.host.limit > 0 and nvsym_now() - start > t.host.limit + WATCH_PERIOD):
+            return -1
+        nvsym_sleep(50_000)
+    return 0
+
+
+cdef int tell(HostOp *op, Status *status) noexcept nogil:
     """Announce that this PE takes no part in a call. It has raised its own error: nothing more is raised here."""
-    cdef HostOp *op = <HostOp *> payload
     cdef TeamState *t = op.team
     cdef nvsym_team_ctl *mine
     cdef size_t n = min(op.nbytes, <size_t> (STATUS_TEXT - 1))
     cdef int parity
-    if t.n == 1 or t.broken or not nvsym_try_lock(&t.busy):
+    if t.n == 1 or t.broken:
+        return 0
+    if await_refusals(t, op.after, NAMES[op.kind], status) or await_idle(t):
+        t.broken = True     # the others have not been told: what they do next would meet another call
         return 0
     if not t.inside or op.algorithm == ALGO_MPI:
         if by_mpi(op, INTER_FAIL, status) and status.code != STATUS_COLLECTIVE:
@@ -1169,10 +1285,24 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
     return 0
 
 
-cdef int run_queued_fail(void *payload, Status *status) noexcept nogil:
-    cdef int failed = run_fail(payload, status)
-    nvsym_add32(&(<HostOp *> payload).team.queued, -1)
-    return failed
+cdef int run_fail(void *payload, Status *status) noexcept nogil:
+    tell(<HostOp *> payload, status)
+    let_go(<HostOp *> payload)
+    return -1 if status.code == STATUS_INTERRUPTED else 0
+
+
+cdef int skip_fail(void *payload, Status *status) noexcept nogil:
+    """On a stream that has failed, a good call would not have been made either: there is nothing to tell."""
+    cdef HostOp *op = <HostOp *> payload
+    await_refusals(op.team, op.after, NAMES[op.kind], status)
+    let_go(op)
+    return 0
+
+
+cdef void let_go(HostOp *op) noexcept nogil:
+    """Let the calls behind a refusal go on."""
+    nvsym_advance(&op.team.told, op.after + 1)
+    nvsym_add32(&op.team.queued, -1)
 
 
 cdef int alone(HostOp *op) noexcept nogil:
@@ -1280,16 +1410,23 @@ cdef int two_shot(HostOp *op, nvsym_call *call, Status *status) noexcept nogil:
 
 
 cdef int start(host_op run, HostOp *op, void *stream, Status *status) noexcept nogil:
-    return start_sized(run, op, sizeof(HostOp), stream, status)
-
-
-cdef int start_sized(host_op run, HostOp *op, size_t nbytes, void *stream, Status *status) noexcept nogil:
     cdef bint run_now = False
     op.blocks = False
-    if enqueue(stream, run, op, nbytes, &run_now, status):
+    if enqueue(stream, run, NULL, op, sizeof(HostOp), &run_now, status):
         return -1
     op.blocks = True
     return run(op, status) if run_now else 0
+
+
+cdef int start_collective(HostOp *op, void *stream, Status *status) noexcept nogil:
+    cdef bint run_now = False
+    op.after = nvsym_load(&op.team.refused)
+    nvsym_add32(&op.team.queued, 1)
+    if enqueue(stream, run_queued_collective, skip_queued_collective, op, sizeof(HostOp), &run_now, status):
+        nvsym_add32(&op.team.queued, -1)
+        refuse(op.team, op.kind, op.algorithm, NULL, status)
+        return -1
+    return run_queued_collective(op, status) if run_now else 0
 
 
 cdef bint c_symmetric(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
@@ -1346,7 +1483,7 @@ cdef int c_barrier(void *ctx, nvsym_team_t team, bint complete, void *stream, St
     op.host, op.team = <HostState *> ctx, <TeamState *> team.state
     op.kind, op.pe, op.op, op.dtype, op.count = COLL_BARRIER if complete else COLL_SYNC, 0, 0, NO_TYPE, 0
     op.nbytes, op.complete, op.dest, op.src, op.algorithm = 0, complete, NULL, NULL, ALGO_AUTO
-    return start(run_collective, &op, stream, status)
+    return start_collective(&op, stream, status)
 
 
 cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, const void *src, size_t count, int algorithm,
@@ -1359,7 +1496,7 @@ cdef int c_reduce(void *ctx, nvsym_team_t team, int dtype, int op, void *dest, c
         if no_reducer(&o, status):
             c_fail_reduce(ctx, team, algorithm, stream, status)
             return -1
-    return start(run_collective, &o, stream, status)
+    return start_collective(&o, stream, status)
 
 
 cdef int no_reducer(HostOp *op, Status *status) noexcept with gil:
@@ -1380,12 +1517,20 @@ cdef struct FailOp:
 
 
 cdef void c_fail_reduce(void *ctx, nvsym_team_t team, int algorithm, void *stream, const Status *status) noexcept nogil:
+    refuse(<TeamState *> team.state, COLL_REDUCE, algorithm, stream, status)
+
+
+cdef void refuse(TeamState *t, int kind, int algorithm, void *stream, const Status *status) noexcept nogil:
     cdef FailOp fail
     cdef Status unused
-    fail.op.host, fail.op.team, fail.op.kind = <HostState *> ctx, <TeamState *> team.state, COLL_REDUCE
-    fail.op.algorithm = algorithm
+    cdef bint run_now = False
+    fail.op.host, fail.op.team, fail.op.kind, fail.op.algorithm = t.host, t, kind, algorithm
     snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
-    start_sized(run_fail_words, &fail.op, sizeof(FailOp), stream, &unused)
+    fail.op.after = nvsym_next(&t.refused)
+    nvsym_add32(&t.queued, 1)
+    if enqueue(stream, run_fail_words, skip_fail, &fail, sizeof(FailOp), &run_now, &unused) or run_now:
+        unused.code = unused.npes = 0
+        run_fail_words(&fail, &unused)
 
 
 cdef int run_fail_words(void *payload, Status *status) noexcept nogil:

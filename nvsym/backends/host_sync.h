@@ -63,6 +63,15 @@ static inline void nvsym_store(uint64_t *p, uint64_t v) { __atomic_store_n(p, v,
 static inline uint32_t nvsym_load32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline void nvsym_store32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline void nvsym_add32(uint32_t *p, int32_t n) { __atomic_add_fetch(p, (uint32_t)n, __ATOMIC_ACQ_REL); }
+static inline uint64_t nvsym_next(uint64_t *p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL); }
+
+static inline void nvsym_advance(uint64_t *p, uint64_t v)
+{
+    uint64_t old = nvsym_load(p);
+    while (old < v && !__atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        ;
+}
+
 static inline void nvsym_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 static inline int nvsym_try_lock(uint32_t *p)

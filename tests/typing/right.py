@@ -136,3 +136,11 @@ def on_simulated_gpus() -> None:
         simulator.store(0, 0x1000, simulator.load(0, 0x1000, np.uint32))
         simulator.fence()
         simulator.fence_alias()
+
+
+def sources(ctx: nvsym.SHMEMContext, host: nvsym.HostBuffer, peer: nvsym.Buffer) -> None:
+    kind = SHMEMBuffer[np.float32]
+    for buffer in (kind.from_numpy(np.zeros(3, np.float32)), kind.from_numpy(host), kind.from_numpy(peer)):
+        assert_type(buffer, SHMEMBuffer[np.float32])
+    kind.from_numpy(memoryview(b"1234"))
+    ctx.enqueue_function(print, grid_dim=range(1, 3), block_dim=(1, 2))

@@ -12,6 +12,7 @@ c: SHMEMBuffer[np.int32] = SHMEMBuffer[np.float32](10)  # error
 SHMEMBuffer[np.float32]("ten")  # error
 SHMEMBuffer[int](10)  # error
 a[3]  # error
+SHMEMBuffer[np.float32].from_numpy([1.0, 2.0])  # error
 nvsym.allreduce(a, b)  # error
 nvsym.allreduce(a, a, "mean")  # error
 nvsym.put(np.zeros(10), a, 1)  # error
