@@ -299,8 +299,8 @@ cdef struct CUDADriver:
 
     # Contexts
     CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *pctx, CUdevice dev) noexcept nogil
-    CUresult (*cuDevicePrimaryCtxGetState)(CUdevice dev, unsigned int *flags, int *active) noexcept nogil
     CUresult (*cuDevicePrimaryCtxRelease)(CUdevice dev) noexcept nogil
+    CUresult (*cuDevicePrimaryCtxGetState)(CUdevice dev, unsigned int *flags, int *active) noexcept nogil
     CUresult (*cuCtxPushCurrent)(CUcontext ctx) noexcept nogil
     CUresult (*cuCtxPopCurrent)(CUcontext *pctx) noexcept nogil
     CUresult (*cuCtxSetCurrent)(CUcontext ctx) noexcept nogil
