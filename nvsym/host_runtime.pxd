@@ -13,6 +13,9 @@ cdef class HostRuntime(Runtime):
 
 cdef HostRuntime get_host_runtime()
 
+# Whether this thread runs an operation of a stream, such as a function that was enqueued there.
+cdef bint inside_operation() noexcept nogil
+
 # The same without the GIL, where nothing has to be kept alive. Returns 0, or -1 with the reason in `status`. `run_now`: the
 # stream is the default one, and nothing was enqueued.
 cdef int enqueue(void *stream, host_op op, host_op skip, const void *payload, size_t nbytes, bint *run_now,

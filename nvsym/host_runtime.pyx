@@ -102,6 +102,10 @@ cdef int check_event(void *event) except -1:
     return 0
 
 
+cdef bint inside_operation() noexcept nogil:
+    return hq_inside(NULL)
+
+
 cdef int check_outside(const hq *queue) except -1:
     """That this thread does not run an operation of the queue (NULL: of any), and would wait for itself."""
     if hq_inside(queue):

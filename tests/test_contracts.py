@@ -134,7 +134,7 @@ def test_a_bad_call_on_a_stream_that_has_failed(told, ctx):
 
 
 def test_a_bad_call_that_cannot_be_told(mpirun):
-    """A call behind it raises after the time limit, and nothing is moved."""
+    """A call behind it raises after the time limit. The others make that call, so the team refuses to work, and nothing is moved."""
     mpirun(
         2,
         """
@@ -158,17 +158,108 @@ def test_a_bad_call_that_cannot_be_told(mpirun):
             ctx.enqueue_function(held.wait, grid_dim=1, block_dim=1, stream=stream)
             refused(TypeError, "dest", None, source, stream=stream)
             refused(nvsym.CollectiveError, "was refused", dest, source)
-            refused(nvsym.CollectiveError, "was refused", dest, source)
             held.set()
+            stream.synchronize()
+        else:
+            refused(nvsym.PeerTimeoutError, "PE 0", dest, source)
         MPI.COMM_WORLD.Barrier()
-        stream.synchronize()
-        if ctx.my_pe() == 1:
-            refused(nvsym.CollectiveError, "PE 0: TypeError", dest, source)
+        for _ in range(3):
+            refused(nvsym.CollectiveError, "cannot be used any more", dest, source)
         assert not dest.to_numpy().any()
-        nvsym.allreduce(dest, source)
+        with nvsym.TEAM_WORLD.split_strided(0, 1, 2) as team:
+            nvsym.allreduce(dest, source, team=team)
         assert (dest.to_numpy() == 2).all()
         """,
         env={"NVSYM_TIMEOUT": "1"},
+        timeout=30,
+    )
+
+
+@pytest.mark.pes(2)
+def test_a_bad_call_on_a_stream_that_has_failed_holds_up_nobody(told, ctx, nvsym_backend):
+    """It is not told, and earlier ones of other streams still are, each to the call that it belongs to."""
+    if nvsym_backend != "host":
+        pytest.skip("functions in the order of a stream are the host backend's")
+    source, dest = FLOATS.full(8, 1), FLOATS.zeros(8)
+    slow, failed, gate = nvsym.Stream(), nvsym.Stream(), nvsym.SHMEMBuffer[np.uint64].zeros(1)
+    if ctx.my_pe() == 0:
+        ctx.enqueue_function(lambda: 1 / 0, grid_dim=1, block_dim=1, stream=failed)
+        nvsym.signal_wait_until(gate, "eq", 1, stream=slow)
+        for stream in (slow, failed):
+            with pytest.raises(TypeError):
+                nvsym.allreduce(dest, None, stream=stream)
+        started = time.monotonic()
+        with pytest.raises(nvsym.BackendError, match="ZeroDivisionError"):
+            failed.synchronize()
+        assert time.monotonic() - started < 1
+        nvsym.signal_op(gate, 1, 0)
+        slow.synchronize()
+    else:
+        with pytest.raises(nvsym.CollectiveError, match="PE 0: TypeError"):
+            nvsym.allreduce(dest, source)
+    nvsym.allreduce(dest, source)
+    assert (dest.to_numpy() == 2).all()
+
+
+@pytest.mark.pes(2)
+def test_a_function_on_a_stream_makes_calls_with_a_bad_one_behind_it(told, ctx, nvsym_backend):
+    if nvsym_backend != "host":
+        pytest.skip("functions in the order of a stream are the host backend's")
+    me = ctx.my_pe()
+    source, inner, outer = FLOATS.full(8, me + 1), FLOATS.zeros(8), FLOATS.zeros(8)
+    stream = nvsym.Stream()
+
+    def call():
+        time.sleep(0.1)
+        nvsym.allreduce(inner, source)
+        if me:
+            with pytest.raises(TypeError):
+                nvsym.allreduce(inner, None)
+        else:
+            with pytest.raises(nvsym.CollectiveError, match="PE 1: TypeError"):
+                nvsym.allreduce(inner, source)
+
+    ctx.enqueue_function(call, grid_dim=1, block_dim=1, stream=stream)
+    if me == 0:
+        with pytest.raises(TypeError):
+            nvsym.allreduce(outer, None, stream=stream)
+        stream.synchronize()
+    else:
+        nvsym.allreduce(outer, source, stream=stream)
+        with pytest.raises(nvsym.CollectiveError, match="PE 0: TypeError"):
+            stream.synchronize()
+    assert (inner.to_numpy() == 3).all()
+    assert not outer.to_numpy().any()
+    nvsym.allreduce(outer, source)
+    assert (outer.to_numpy() == 3).all()
+
+
+def test_signals_are_seen_while_a_bad_call_waits_for_a_good_one(mpirun):
+    mpirun(
+        2,
+        """
+        import os, signal, threading, time, nvsym
+        ctx = nvsym.init(backend="host", heap_size="4M")
+        if ctx.my_pe() == 0:
+            stream, seen = nvsym.Stream(), []
+            nvsym.barrier_all(stream=stream)
+            time.sleep(0.2)
+            signal.signal(signal.SIGINT, lambda *_: seen.append(time.monotonic()))
+            sent = time.monotonic() + 0.3
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            try:
+                nvsym.allreduce(None, None)
+            except TypeError:
+                pass
+            assert 0 <= seen[0] - sent + 0.1 < 1, seen[0] - sent
+        else:
+            time.sleep(3)
+            nvsym.barrier_all()
+            try:
+                nvsym.barrier_all()
+            except nvsym.CollectiveError:
+                pass
+        """,
         timeout=30,
     )
 

@@ -27,7 +27,7 @@ from ..backend cimport (
     COLL_BROADCAST, COLL_FCOLLECT, COLL_REDUCE, COLL_REDUCESCATTER, COLL_SYNC, EXIT_DRAINED, EXIT_DRAINING, NVSYM_DIRECT_PES, SIZES,
     Backend, Functions, TeamData, nvsym_team_t)
 from ..device cimport host_device
-from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op
+from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op, inside_operation
 from ..status cimport (
     STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status,
     status_interrupted, status_of, status_pe, status_text, text_bytes)
@@ -71,7 +71,12 @@ cdef extern from "host_sync.h" nogil:
     void     nvsym_store32(uint32_t *p, uint32_t v)
     void     nvsym_add32(uint32_t *p, int32_t n)
     uint64_t nvsym_next(uint64_t *p)                    # adds one and returns what was there
-    void     nvsym_advance(uint64_t *p, uint64_t v)     # to v, or it is further already
+    uint64_t nvsym_self()                               # which thread this is
+
+    ctypedef struct nvsym_numbers:
+        uint64_t first      # all below it are done
+
+    bint     nvsym_count_done(nvsym_numbers *n, uint64_t number)    # whether those before it had to be counted as well
     void     nvsym_fence()
     bint     nvsym_try_lock(uint32_t *p)
     void     nvsym_unlock(uint32_t *p)
@@ -147,10 +152,12 @@ cdef struct TeamState:
     uint64_t           epoch
     uint32_t           busy
     uint32_t           queued       # calls on streams that have not run yet
-    # Bad calls of this PE, of which the others have to be told: those made, and those told. They are told in the order in which they
-    # were made, and a call that is made behind one waits until it has been, whatever streams they are on.
+    uint64_t           holder       # the thread that has `busy`
+    # Bad calls of this PE, of which the others have to be told: those made, and those told or skipped. They are told in the order in
+    # which they were made, and a call that is made behind one waits until it has been, whatever streams they are on; but for calls
+    # that a function on a stream makes: what was refused meanwhile may be behind it.
     uint64_t           refused
-    uint64_t           told
+    nvsym_numbers      told
     bint               broken
     bint               ahead        # the last epoch was announced without waiting for the others
     const void **      src          # scratch, n each
@@ -171,8 +178,8 @@ cdef struct HostOp:
     size_t       nbytes             # of one block
     size_t       count              # elements of a reduction; else `nbytes`
     uint64_t *   sig
-    uint64_t     value
-    uint64_t     after              # bad calls of this PE on the team before this one
+    uint64_t     value              # of a signal; the number of a bad call
+    uint64_t     after              # bad calls of this PE on the team that this one waits for: those of lower numbers
 
 
 cdef list _kept = []   # memory that threads of this process may still look at
@@ -637,7 +644,7 @@ cdef class HostBackend(Backend):
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
         op.host = &self.state
         op.team = &(<HostTeam> team).state
-        op.after = nvsym_load(&op.team.refused)
+        op.after = refusals_before(op.team)
         if stream == NULL:
             return self.submit(run_collective, op, stream, keep)
         nvsym_add32(&op.team.queued, 1)
@@ -716,7 +723,7 @@ cdef class HostBackend(Backend):
         op.src, op.nbytes = <const char *> text, len(text)
         keep = (team, text)
         self.check_open()
-        op.after = nvsym_next(&op.team.refused)     # from here on it has to be told, or later calls wait for ever
+        number_refusal(&op)     # from here on it has to be told, or later calls wait for ever
         nvsym_add32(&op.team.queued, 1)
         if stream != NULL:
             try:
@@ -1182,10 +1189,10 @@ cdef inline size_t share_end(size_t count, size_t itemsize, int n, int i) noexce
 cdef int await_refusals(TeamState *t, uint64_t after, const char *what, Status *status) noexcept nogil:
     """Wait until the others have been told of the first `after` bad calls of this PE, which are on streams of their own."""
     cdef int64_t start, now, looked
-    if nvsym_load(&t.told) >= after:
+    if nvsym_load(&t.told.first) >= after:
         return 0
     start = looked = nvsym_now()
-    while nvsym_load(&t.told) < after:
+    while nvsym_load(&t.told.first) < after:
         now = nvsym_now()
         if now - start < SLEEP_AFTER:
             sched_yield()
@@ -1214,11 +1221,13 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
     cdef TeamState *t = op.team
     cdef int failed
     if t.n > 1 and await_refusals(t, op.after, NAMES[op.kind], status):
+        t.broken = True     # the others make this call, and would meet the next one
         return -1
     if not nvsym_try_lock(&t.busy):
         status_text(status, STATUS_COLLECTIVE, b"the team is in the middle of another collective call of this PE: calls on one "
                     b"team must be ordered, on one stream or by events")
         return -1
+    t.holder = nvsym_self()
     if t.broken:
         status_text(status, STATUS_COLLECTIVE, b"the team cannot be used any more, since an earlier collective call on it was "
                     b"left by some of its PEs")
@@ -1231,6 +1240,7 @@ cdef int run_collective(void *payload, Status *status) noexcept nogil:
         failed = by_mpi(op, INTER_COLLECTIVE, status)
         if failed and status.code != STATUS_COLLECTIVE:
             t.broken = True     # what was left of the call would meet the next one
+    t.holder = 0
     nvsym_unlock(&t.busy)
     return failed
 
@@ -1246,14 +1256,21 @@ cdef int skip_queued_collective(void *payload, Status *status) noexcept nogil:
     return 0
 
 
-cdef int await_idle(TeamState *t) noexcept nogil:
+cdef int await_idle(TeamState *t, Status *status) noexcept nogil:
     """Take the team for this thread, once the call that this PE is in the middle of is over."""
-    cdef int64_t start = nvsym_now()
+    cdef int64_t start = nvsym_now(), looked = start, now
     while not nvsym_try_lock(&t.busy):
-        # That call has the same limit, and began before.
-        if nvsym_load32(&t.host.closing) or (t.host.limit > 0 and nvsym_now() - start > t.host.limit + WATCH_PERIOD):
+        now = nvsym_now()
+        # That call has the same limit, and began before. One of this very thread, which a signal interrupted, is not over before this.
+        if nvsym_load32(&t.host.closing) or nvsym_load(&t.holder) == nvsym_self() or (
+                t.host.limit > 0 and now - start > t.host.limit + WATCH_PERIOD):
             return -1
+        if now - looked >= WATCH_PERIOD:
+            looked = now
+            if (t.host.several_nodes and progress(t.host, status)) or check_signals(status):
+                return -1
         nvsym_sleep(50_000)
+    t.holder = nvsym_self()
     return 0
 
 
@@ -1265,7 +1282,7 @@ cdef int tell(HostOp *op, Status *status) noexcept nogil:
     cdef int parity
     if t.n == 1 or t.broken:
         return 0
-    if await_refusals(t, op.after, NAMES[op.kind], status) or await_idle(t):
+    if await_refusals(t, op.after, NAMES[op.kind], status) or await_idle(t, status):
         t.broken = True     # the others have not been told: what they do next would meet another call
         return 0
     if not t.inside or op.algorithm == ALGO_MPI:
@@ -1281,8 +1298,19 @@ cdef int tell(HostOp *op, Status *status) noexcept nogil:
             memcpy(mine.stage[parity], op.src, n)
             mine.stage[parity][n] = 0
             nvsym_store(&mine.arrived, t.epoch)
+    t.holder = 0
     nvsym_unlock(&t.busy)
     return 0
+
+
+cdef uint64_t refusals_before(TeamState *t) noexcept nogil:
+    """The bad calls of this PE that a call waits for."""
+    return 0 if inside_operation() else nvsym_load(&t.refused)
+
+
+cdef void number_refusal(HostOp *op) noexcept nogil:
+    op.value = nvsym_next(&op.team.refused)
+    op.after = 0 if inside_operation() else op.value
 
 
 cdef int run_fail(void *payload, Status *status) noexcept nogil:
@@ -1293,15 +1321,14 @@ cdef int run_fail(void *payload, Status *status) noexcept nogil:
 
 cdef int skip_fail(void *payload, Status *status) noexcept nogil:
     """On a stream that has failed, a good call would not have been made either: there is nothing to tell."""
-    cdef HostOp *op = <HostOp *> payload
-    await_refusals(op.team, op.after, NAMES[op.kind], status)
-    let_go(op)
+    let_go(<HostOp *> payload)
     return 0
 
 
 cdef void let_go(HostOp *op) noexcept nogil:
     """Let the calls behind a refusal go on."""
-    nvsym_advance(&op.team.told, op.after + 1)
+    if nvsym_count_done(&op.team.told, op.value):
+        op.team.broken = True
     nvsym_add32(&op.team.queued, -1)
 
 
@@ -1420,7 +1447,7 @@ cdef int start(host_op run, HostOp *op, void *stream, Status *status) noexcept n
 
 cdef int start_collective(HostOp *op, void *stream, Status *status) noexcept nogil:
     cdef bint run_now = False
-    op.after = nvsym_load(&op.team.refused)
+    op.after = refusals_before(op.team)
     nvsym_add32(&op.team.queued, 1)
     if enqueue(stream, run_queued_collective, skip_queued_collective, op, sizeof(HostOp), &run_now, status):
         nvsym_add32(&op.team.queued, -1)
@@ -1526,7 +1553,7 @@ cdef void refuse(TeamState *t, int kind, int algorithm, void *stream, const Stat
     cdef bint run_now = False
     fail.op.host, fail.op.team, fail.op.kind, fail.op.algorithm = t.host, t, kind, algorithm
     snprintf(fail.reason, sizeof(fail.reason), b"%.143s", status.text)
-    fail.op.after = nvsym_next(&t.refused)
+    number_refusal(&fail.op)
     nvsym_add32(&t.queued, 1)
     if enqueue(stream, run_fail_words, skip_fail, &fail, sizeof(FailOp), &run_now, &unused) or run_now:
         unused.code = unused.npes = 0

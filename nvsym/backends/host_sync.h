@@ -65,13 +65,6 @@ static inline void nvsym_store32(uint32_t *p, uint32_t v) { __atomic_store_n(p, 
 static inline void nvsym_add32(uint32_t *p, int32_t n) { __atomic_add_fetch(p, (uint32_t)n, __ATOMIC_ACQ_REL); }
 static inline uint64_t nvsym_next(uint64_t *p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL); }
 
-static inline void nvsym_advance(uint64_t *p, uint64_t v)
-{
-    uint64_t old = nvsym_load(p);
-    while (old < v && !__atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        ;
-}
-
 static inline void nvsym_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 static inline int nvsym_try_lock(uint32_t *p)
@@ -81,6 +74,37 @@ static inline int nvsym_try_lock(uint32_t *p)
 }
 
 static inline void nvsym_unlock(uint32_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELEASE); }
+
+/* Which thread this is. */
+static __thread char nvsym_here;
+static inline uint64_t nvsym_self(void) { return (uint64_t)(uintptr_t)&nvsym_here; }
+
+/* Numbers from 0 on that are done, in any order: all below `first` are, and `first` + i where bit i of `more` is set. */
+typedef struct {
+    uint64_t first, more;
+    uint32_t busy;
+} nvsym_numbers;
+
+/* Count one as done; returns whether it is too far ahead of the first one that is not: then those before it count as done as well. */
+static inline int nvsym_count_done(nvsym_numbers *n, uint64_t number)
+{
+    int far = 0;
+    while (!nvsym_try_lock(&n->busy))
+        sched_yield();
+    uint64_t first = n->first;
+    if (number >= first + 64) {
+        far = 1;
+        first = number + 1;
+        n->more = 0;
+    } else if (number >= first) {
+        n->more |= (uint64_t)1 << (number - first);
+        for (; n->more & 1; n->more >>= 1)
+            first++;
+    }
+    nvsym_store(&n->first, first);
+    nvsym_unlock(&n->busy);
+    return far;
+}
 
 static inline void nvsym_pause(void)
 {

@@ -27,7 +27,7 @@ cdef enum:
     LL_LINES_FOUR = 256         # of 8 bytes, of a block of low latency, in jobs of up to four PEs
     LL_LINES_MORE = 64          # and of more
     LL_THREADS   = 64           # of its blocks, while they are few
-    LL_RESIDENT  = 1280         # threads that a processor takes at a time: of moves, which have up to 32 registers,
+    LL_RESIDENT  = 1344         # threads that a processor takes at a time: of moves, which have up to 32 registers,
     LL_SCATTER   = 1024         # and of reduce-scatter, up to 56
     LINES_MORE   = 8 << 10      # bytes of one PE's block that low latency moves at most, in teams of more than four PEs
     IN_SHARES    = 512 << 10    # bytes from which more than two PEs hand a broadcast around in shares
