@@ -81,6 +81,7 @@ cdef class AllreduceKernels:
     cdef readonly double compile_seconds
 
     cdef int agree(self, int blocks, int sharing)
+    cdef int set_lines(self, size_t lines) noexcept      # of a block of low latency
     cdef size_t workspace_bytes(self)
     cdef int open(self, void *workspace) except -1
     cdef size_t stage_bytes(self, size_t size)

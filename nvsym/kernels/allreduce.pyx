@@ -26,9 +26,10 @@ cdef enum:
     THREADS        = 512        # of a block
     THREADS_MANY   = 256        # of the kernels with barriers, where more than two PEs' loads fill the registers
     FAILURE_BYTES  = (1 + MAX_PES) * 4
-    LL_LINES_TWO   = 512        # of 8 bytes of data, of a block of low latency, in jobs of two PEs,
-    LL_LINES_FOUR  = 256        # of up to four,
-    LL_LINES_MORE  = 64         # and of more
+    LL_LINES_TWO   = 512        # of 8 bytes of data, of a block of low latency, in jobs of two PEs on one GPU,
+    LL_LINES_PAIR  = 256        # on two,
+    LL_LINES_FOUR  = 256        # in jobs of up to four that share GPUs,
+    LL_LINES_MORE  = 64         # and in others
     LL_THREADS     = 128        # of its blocks, while they are few
     LL_RESIDENT    = 1344       # threads of low latency that a processor takes at a time; they have up to 40 registers
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
@@ -68,16 +69,23 @@ cdef class AllreduceKernels:
         if sharing > 1:
             processors -= processors // 8
         self.blocks = max(1, min(<int> MAX_BLOCKS, processors))
-        self.ll_bytes = 16 * (LL_LINES_TWO if n_pes <= 2 else LL_LINES_FOUR if n_pes <= 4 else LL_LINES_MORE)
-        self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
 
     cdef int agree(self, int blocks, int sharing):
         """Take what all PEs have agreed on: the fewest blocks that one has, and the most PEs that share a GPU."""
         self.blocks = blocks
+        if self.n_pes <= 2:
+            self.set_lines(LL_LINES_TWO if sharing > 1 else LL_LINES_PAIR)
+        else:
+            self.set_lines(LL_LINES_FOUR if sharing > 1 and self.n_pes <= 4 else LL_LINES_MORE)
         # Over a link stores are faster than loads; in one memory, what is pushed is only written and read once more.
         push = os.environ.get("NVSYM_TEST_PUSH", "1" if sharing == 1 else "0") == "1" and self.n_pes == PUSH_PES
         if push:
             self.push_bytes = <size_t> PUSH_STAGES * (PUSH_PACKS + 1) * PUSH_THREADS * 16 * blocks
+        return 0
+
+    cdef int set_lines(self, size_t lines) noexcept:
+        self.ll_bytes = 16 * lines
+        self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> self.n_pes * self.ll_bytes
         return 0
 
     cdef size_t workspace_bytes(self):

@@ -24,6 +24,7 @@ cdef class ExchangeKernels(AllreduceKernels):
     cdef CUfunction scatters[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
     cdef CUfunction switched[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT]
     cdef CUfunction levels[NVSYM_DTYPE_COUNT][NVSYM_OP_COUNT][2]
+    cdef bint apart                 # each PE has a GPU of its own
 
     cdef bint few(self, const TeamKernels *team, size_t nbytes, size_t resident) noexcept
     cdef bint can_move(self) noexcept

@@ -16,38 +16,40 @@ from .._driver cimport CHECK_CUDA, cuda
 from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CUfunction, CUstream
 from .allreduce cimport (
-    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_BLOCKS, LL_STAGES, MAX_PES,
-    PAD_BYTES, AllreduceKernels, TeamKernels)
+    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, MAX_PES,
+    AllreduceKernels, TeamKernels)
 from .launch cimport launch_own, load_functions
 
 cdef enum:
     SLOTS        = 8            # as in allreduce.pyx: a team has the same one there and here
     THREADS      = 512          # of a block
     THREADS_MANY = 256          # of the reduction, where more than two PEs' loads fill the registers
-    LL_LINES_FOUR = 256         # of 8 bytes, of a block of low latency, in jobs of up to four PEs
-    LL_LINES_MORE = 64          # and of more
+    LL_LINES_FOUR = 256         # of 8 bytes, of a block of low latency, in jobs of up to four PEs that share GPUs
+    LL_LINES_MORE = 64          # and in others
     LL_THREADS   = 64           # of its blocks, while they are few
     LL_RESIDENT  = 1344         # threads that a processor takes at a time: of moves, which have up to 32 registers,
     LL_SCATTER   = 1024         # and of reduce-scatter, up to 56
-    LINES_MORE   = 8 << 10      # bytes of one PE's block that low latency moves at most, in teams of more than four PEs
+    LINES_FOUR   = 32 << 10     # bytes of one PE's block that low latency moves at most, in teams of three and four with a GPU each,
+    LINES_MORE   = 8 << 10      # and of more
     IN_SHARES    = 512 << 10    # bytes from which more than two PEs hand a broadcast around in shares
 
 
 cdef class ExchangeKernels(AllreduceKernels):
     """The kernels of one GPU, and the memory that they meet in."""
 
-    def __init__(self, CudaRuntime gpu not None, int ordinal, int n_pes, int sharing, double limit):
-        AllreduceKernels.__init__(self, gpu, ordinal, n_pes, sharing, limit)
-        self.ll_bytes = 16 * (LL_LINES_FOUR if n_pes <= 4 else LL_LINES_MORE)
-        self.slot_bytes = PAD_BYTES + LL_STAGES * LL_BLOCKS * <size_t> n_pes * self.ll_bytes
-
     cdef int agree(self, int blocks, int sharing):
-        self.blocks = blocks
+        self.blocks, self.apart = blocks, sharing == 1
+        self.set_lines(LL_LINES_FOUR if not self.apart and self.n_pes <= 4 else LL_LINES_MORE)
         return 0
 
     cdef bint few(self, const TeamKernels *team, size_t nbytes, size_t resident) noexcept:
         """Whether a block of so many bytes goes by low latency."""
-        return nbytes <= self.most_in_lines(resident) and (team.args.n <= 4 or nbytes <= LINES_MORE)
+        cdef size_t most = self.most_in_lines(resident)
+        if team.args.n > 4:
+            most = min(most, <size_t> LINES_MORE)
+        elif team.args.n > 2 and self.apart:
+            most = min(most, <size_t> LINES_FOUR)
+        return nbytes <= most
 
     cdef int close(self) except -1:
         AllreduceKernels.close(self)
