@@ -13,7 +13,6 @@ from ..dtypes import DTYPES, OPS
 from . import compiler
 
 from .._driver cimport CHECK_CUDA, cuda
-from ..cuda_runtime cimport CudaRuntime
 from ..libcuda cimport CUfunction, CUstream
 from .allreduce cimport (
     KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, MAX_PES,
