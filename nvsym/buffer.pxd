@@ -48,6 +48,8 @@ cdef inline SHMEMBuffer as_buffer(object obj, str name):
 
 # That the buffer of an argument is alive.
 cdef int check_named(SHMEMBuffer buffer, str name) except -1
+# That an argument, if it is a buffer of either kind, has not been freed.
+cdef int check_alive(object value, str name) except -1
 cdef SHMEMBuffer create_buffer(object dtype, object n)
 
 cdef extern from "Python.h":

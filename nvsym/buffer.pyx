@@ -578,10 +578,7 @@ cdef class SHMEMBuffer:
         if isinstance(other, int) and not isinstance(other, bool):
             address = <char *> as_address(other, name)
         else:
-            if isinstance(other, SHMEMBuffer):
-                check_named(<SHMEMBuffer> other, name)
-            elif isinstance(other, Buffer):
-                (<Buffer> other).check_named(name)
+            check_alive(other, name)
             host = HostArray()
             if not self.job.backend.device.is_host and is_gpu_tensor(other):
                 self.gpu_array(host, name, other, ptr, out)
@@ -665,6 +662,14 @@ cdef SHMEMBuffer no_buffer(object obj, str name):
     cdef SHMEMBuffer buffer = <SHMEMBuffer> obj
     check_named(buffer, name)
     return buffer
+
+
+cdef int check_alive(object value, str name) except -1:
+    if isinstance(value, SHMEMBuffer):
+        return check_named(<SHMEMBuffer> value, name)
+    if isinstance(value, Buffer):
+        return (<Buffer> value).check_named(name)
+    return 0
 
 
 cdef int check_named(SHMEMBuffer buffer, str name) except -1:

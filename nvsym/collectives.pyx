@@ -60,8 +60,13 @@ cdef int check_operands(Team team, SHMEMBuffer d, SHMEMBuffer s, size_t dest_blo
 
 
 cdef inline object keep(SHMEMBuffer d, SHMEMBuffer s, Team team, void *stream):
-    """What has to live until the operation is done. A GPU's symmetric memory is kept by the tickets of its runtime."""
-    return (d, s, team.data) if stream != NULL and d.job.backend.device.is_host else None
+    """What has to live until the operation is done. A GPU's symmetric memory is kept by the tickets of its runtime.
+
+    The last thing before the operation: it looks at the team again, since the arguments may have run Python code.
+    """
+    held = (d, s, team.data) if stream != NULL and d.job.backend.device.is_host else None
+    team.check()
+    return held
 
 
 cdef int not_in_place(Team team, SHMEMBuffer d, SHMEMBuffer s) except -1:
@@ -96,7 +101,6 @@ def broadcast(dest, source, root, *, team=None, stream=None):
     except Exception as error:
         fail(team, COLL_BROADCAST, error, stream)
     held = keep(d, s, t, ptr)
-    t.check()   # the arguments may have run Python code
     d.job.backend.broadcast(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, member, ptr, held)
 
 
@@ -122,7 +126,6 @@ def fcollect(dest, source, *, team=None, stream=None):
     except Exception as error:
         fail(team, COLL_FCOLLECT, error, stream)
     held = keep(d, s, t, ptr)
-    t.check()   # the arguments may have run Python code
     d.job.backend.fcollect(t.data, d.type_id, d.ptr, s.ptr, s.count * s.item, ptr, held)
 
 
@@ -147,7 +150,6 @@ def alltoall(dest, source, *, team=None, stream=None):
     except Exception as error:
         fail(team, COLL_ALLTOALL, error, stream)
     held = keep(d, s, t, ptr)
-    t.check()   # the arguments may have run Python code
     d.job.backend.alltoall(t.data, d.type_id, d.ptr, s.ptr, s.count // t.data.n_pes * s.item, ptr, held)
 
 
@@ -258,7 +260,6 @@ def reduce(dest, source, op="sum", *, team=None, stream=None, algorithm="auto"):
     except Exception as error:
         fail(team, COLL_REDUCE, error, stream, way)
     held = keep(d, s, t, ptr)
-    t.check()   # the arguments may have run Python code
     d.job.backend.reduce(t.data, d.type_id, code, d.ptr, s.ptr, s.count, way, ptr, held)
 
 
@@ -372,5 +373,4 @@ def reducescatter(dest, source, op="sum", *, team=None, stream=None):
     except Exception as error:
         fail(team, COLL_REDUCESCATTER, error, stream)
     held = keep(d, s, t, ptr)
-    t.check()   # the arguments may have run Python code
     d.job.backend.reducescatter(t.data, d.type_id, code, d.ptr, s.ptr, d.count, ptr, held)

@@ -12,7 +12,9 @@ cdef class Device:
     cdef bint            foreign    # another PE's, whose process counts its GPUs by itself
 
     cdef int check(self) except -1
-    # What this process knows the device by; raises where it does not see it.
+    # What this process knows the device by: -1 for host memory, and for a GPU that it does not see.
+    cdef int number(self) except -2
+    # The same; raises where it does not see it.
     cdef int here(self) except -2
 
     # Whether the memory of `other` can be addressed and takes atomic operations of this GPU. False if it is not seen here.

@@ -63,7 +63,7 @@ cdef class Device:
     def synchronize(self):
         """Wait until all work that this process has enqueued on the device is done."""
         self.check()
-        cdef int number = ordinal_of(self.uuid) if self.foreign else self.ordinal
+        cdef int number = self.number()
         if number >= 0 or self.is_host:
             self.runtime.drain_all(number)
         if not self.is_host:    # there a failure is its stream's
@@ -95,9 +95,12 @@ cdef class Device:
             raise ValueError("the Device was never initialised")
         return 0
 
+    cdef int number(self) except -2:
+        return ordinal_of(self.uuid) if self.foreign else self.ordinal
+
     cdef int here(self) except -2:
         self.check()
-        cdef int number = ordinal_of(self.uuid) if self.foreign else self.ordinal
+        cdef int number = self.number()
         if number < 0 and not self.is_host:
             raise ValueError(f"device: this process does not see {self!r}")
         return number

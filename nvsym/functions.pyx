@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import NotAvailableError
 
-from .buffer cimport SHMEMBuffer, check_named
+from .buffer cimport SHMEMBuffer, check_alive
 from .job cimport Job
 from .memory cimport Buffer
 from .rma cimport job_stream
@@ -55,16 +55,6 @@ cdef object in_memory(object value, bint native):
     return ctypes.c_void_p(value.unsafe_ptr() if isinstance(value, SHMEMBuffer) else value._data_ptr())
 
 
-cdef int check_arguments(tuple args) except -1:
-    """That the buffers among them are alive."""
-    for i, value in enumerate(args):
-        if isinstance(value, SHMEMBuffer):
-            check_named(<SHMEMBuffer> value, f"argument {i}")
-        elif isinstance(value, Buffer):
-            (<Buffer> value).check_named(f"argument {i}")
-    return 0
-
-
 cdef int enqueue(Job job, object kernel, tuple args, object grid_dim, object block_dim, object shared_mem_bytes, object stream,
                  bint cooperative) except -1:
     cdef unsigned int grid[3]
@@ -80,7 +70,8 @@ cdef int enqueue(Job job, object kernel, tuple args, object grid_dim, object blo
     if not 0 <= shared < 1 << 31:
         raise ValueError(f"shared_mem_bytes: {shared} bytes")
     job_stream(job, stream, &ptr)
-    check_arguments(args)
+    for i, value in enumerate(args):
+        check_alive(value, f"argument {i}")
     if job.backend.device.is_host:
         if not callable(kernel):
             raise NotAvailableError(f"enqueue_function: the host backend has no GPU to launch {type(kernel).__name__} on; it takes a "

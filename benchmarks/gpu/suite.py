@@ -9,6 +9,7 @@ import pathlib
 import sys
 import time
 
+from nvsym._bench import data
 from nvsym._bench import main as bench
 
 # What the calls of a row may take, in seconds: of tables with many rows, and of those of slow calls.
@@ -19,9 +20,7 @@ SIZES = ["-b", "64", "-f", "64", *QUICK, "--reference", "64M"]  # 64 B, 4 KiB, 2
 SIGNALS = ["put", "--signal", "-e", "4K", "--graph", "both", *SIZES]
 # The other collectives; NVSHMEM's of many bytes take long where PEs share a GPU.
 MOVES = ["-b", "64", "-e", "4M", "-f", "2", "--graph", "--budget", "0.15", "--vs-every", "2"]
-COLLECTIVES = {
-    name: [name, *MOVES, "--vs", "nvshmem"] for name in ("broadcast", "fcollect", "alltoall", "reducescatter")
-}
+COLLECTIVES = {name: [name, *MOVES, "--vs", "nvshmem"] for name in data.COLLECTIVES}
 BARRIER = ["barrier", *QUICK, "--graph", "both", "--vs", "nvshmem"]
 IN_PLACE = ["allreduce", "--in-place", "-b", "1M", "-e", "64M", "-f", "2", "--graph", *QUICK]
 LATENCY = ["latency", "-b", "8", "-e", "32K", "-f", "64", *QUICK, "--vs", "nvshmem"]

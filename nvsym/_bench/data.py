@@ -69,6 +69,9 @@ def reduced(count, dtype, op, n_pes, first=0):
     return total
 
 
+_MAKERS: dict[str, Any] = {"pattern": pattern, "reduced": reduced}
+
+
 def operands(name, count, n_pes):
     """The elements of dest and of source of one of `COLLECTIVES`, where the larger has `count`."""
     block = count // n_pes
@@ -94,9 +97,8 @@ def arriving(name, shape, me, n_pes):
 
 def arrived(name, shape, me, n_pes, found):
     """Whether an array holds what `arriving` says."""
-    make: Any = {"pattern": pattern, "reduced": reduced}
     return all(
-        same(found[first : first + count], make[kind](count, shape.dtype, *arguments))
+        same(found[first : first + count], _MAKERS[kind](count, shape.dtype, *arguments))
         for first, count, (kind, *arguments) in arriving(name, shape, me, n_pes)
     )
 
@@ -118,8 +120,7 @@ def expected_bytes(kind, dtype, nbytes, *arguments):
     numpy.ndarray
         Of uint8, read-only.
     """
-    make: Any = {"pattern": pattern, "reduced": reduced}[kind]
-    period = make(_PERIOD, dtype, *arguments).astype(dtype).view(np.uint8)
+    period = _MAKERS[kind](_PERIOD, dtype, *arguments).astype(dtype).view(np.uint8)
     whole = np.resize(period, nbytes)
     whole.flags.writeable = False
     return whole
