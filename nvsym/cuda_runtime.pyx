@@ -295,14 +295,13 @@ cdef class CudaRuntime(Runtime):
         if spare:
             return <CUevent> <size_t> spare.pop()
         CHECK_CUDA(cuda.cuCtxGetCurrent(&current), b"cuCtxGetCurrent")
-        if current == context:
-            CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
-            return event
-        CHECK_CUDA(cuda.cuCtxSetCurrent(context), b"cuCtxSetCurrent")
         try:
+            if current != context:
+                CHECK_CUDA(cuda.cuCtxSetCurrent(context), b"cuCtxSetCurrent")
             CHECK_CUDA(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), b"cuEventCreate")
         finally:
-            CHECK_CUDA(cuda.cuCtxSetCurrent(current), b"cuCtxSetCurrent")
+            if current != context:
+                CHECK_CUDA(cuda.cuCtxSetCurrent(current), b"cuCtxSetCurrent")
         return event
 
     cdef int put_back(self, CUevent event, CUcontext context) except -1:

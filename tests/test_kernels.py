@@ -5,14 +5,11 @@ import concurrent.futures
 import multiprocessing
 import os
 import re
-import shutil
 import stat
-import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
+from machine_code import disassemble
 
 from nvsym.dtypes import DTYPES, OPS, REDUCIBLE
 from nvsym.errors import BackendError, NotAvailableError
@@ -84,13 +81,6 @@ def test_all_kernels_compile(cache):
     assert report["folder"] == str(cache)
 
 
-def nvdisasm():
-    """The disassembler: of the wheel nvidia-cuda-nvdisasm, or of a toolkit."""
-    for tool in Path(sysconfig.get_path("purelib"), "nvidia").glob("*/bin/nvdisasm"):
-        return str(tool)
-    return shutil.which("nvdisasm")
-
-
 # The machine code of multimem.ld_reduce and multimem.st, by what they combine and store.
 SWITCHED = {
     ("float32", "sum"): ("LDGMC.E.ADD.F32x4.RN.STRONG.SYS", "STG.E.128.STRONG.SYS"),
@@ -102,15 +92,9 @@ SWITCHED = {
 
 
 @pytest.mark.parametrize("pair", SWITCHED, ids="-".join)
-def test_machine_code_of_the_multimem_allreduce(cache, tmp_path, pair):
+def test_machine_code_of_the_multimem_allreduce(cache, pair):
     """The switch reduces a share and stores it to all, four packs at a time, between two barriers."""
-    tool = nvdisasm()
-    if tool is None:
-        pytest.skip("a disassembler: nvidia-cuda-nvdisasm is not installed")
-    cubin, _ = compiler.multimem_cubin(*pair, 90)
-    file = tmp_path / "multimem.cubin"
-    file.write_bytes(cubin)
-    code = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    code = disassemble(compiler.multimem_cubin(*pair, 90)[0], "-c")
     load, store = SWITCHED[pair]
     assert re.findall(r"LDGMC\S*", code) == [load] * 4
     stores = re.findall(r"STG\.E\S*", code).count(store)

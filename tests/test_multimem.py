@@ -3,12 +3,10 @@
 
 import itertools
 import re
-import shutil
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
+from machine_code import disassemble
 
 import nvsym
 from nvsym.errors import BackendError
@@ -89,13 +87,6 @@ def ptx_of(source, arch):
     return text.decode().rstrip("\0")
 
 
-def nvdisasm():
-    """The disassembler: of the wheel nvidia-cuda-nvdisasm, or of a toolkit."""
-    for folder in Path(sysconfig.get_path("purelib"), "nvidia").glob("*/bin/nvdisasm"):
-        return str(folder)
-    return shutil.which("nvdisasm")
-
-
 @pytest.fixture(scope="module", params=["90", "100a"])
 def compiled(request):
     """All forms of an architecture, with their kernels' PTX and cubin."""
@@ -113,14 +104,10 @@ def test_ptx_of_every_form(compiled):
         assert bodies[str(i)].count("multimem.") == 1
 
 
-def test_machine_code_of_every_form(compiled, tmp_path):
+def test_machine_code_of_every_form(compiled):
     """ld_reduce is LDGMC, a store a strong STG and a reduction a strong REDG, all of the whole system, of the right width."""
-    tool = nvdisasm()
-    if tool is None:
-        pytest.skip("a disassembler: nvidia-cuda-nvdisasm is not installed")
     arch, found, _, cubin = compiled
-    (tmp_path / "forms.cubin").write_bytes(cubin)
-    text = subprocess.run([tool, "-c", tmp_path / "forms.cubin"], capture_output=True, text=True, check=True).stdout
+    text = disassemble(cubin, "-c")
     bodies = dict(re.findall(r"\.text\.form_(\d+):(.*?)(?=\n\s*\.section|\Z)", text, re.DOTALL))
     assert len(bodies) == len(found)
     width = {"float": 4, "double": 8, "unsigned long long": 8, "long long": 8}

@@ -905,28 +905,26 @@ cdef class NvshmemBackend(Backend):
         agreement.vote(f"making {what}", error)
         return handle
 
-    cdef int destroy_team(self, TeamData team) except -1:
-        cdef nvshmem_team_t handle = (<NvshmemTeam> team).handle
-        if (<NvshmemTeam> team).kernels.slot >= 0 and self.started:
-            self.gpu.drain_all(self.ordinal)
-            self.kernels.detach(&(<NvshmemTeam> team).kernels)
-            self.exchange.detach(&(<NvshmemTeam> team).exchange)
-        if (<NvshmemTeam> team).level.slot >= 0 and self.started:
-            self.gpu.drain_all(self.ordinal)
-            self.kernels.free_slots.add((<NvshmemTeam> team).level.slot)
-            self.exchange.detach(&(<NvshmemTeam> team).level)
-        handle = (<NvshmemTeam> team).rail
-        if handle != NVSHMEM_TEAM_INVALID and self.started:
-            self.gpu.drain_all(self.ordinal)
-            with nogil:
+    cdef int destroy_team(self, TeamData data) except -1:
+        cdef NvshmemTeam team = <NvshmemTeam> data
+        cdef nvshmem_team_t handle = NVSHMEM_TEAM_INVALID if team.handle == NVSHMEM_TEAM_WORLD else team.handle
+        cdef nvshmem_team_t rail = team.rail
+        team.handle = team.rail = NVSHMEM_TEAM_INVALID
+        if not self.started or (team.kernels.slot < 0 and team.level.slot < 0 and rail == NVSHMEM_TEAM_INVALID
+                                and handle == NVSHMEM_TEAM_INVALID):
+            return 0
+        self.gpu.drain_all(self.ordinal)    # the team's kernels use slots and memory that go with it
+        if team.kernels.slot >= 0:
+            self.kernels.detach(&team.kernels)
+            self.exchange.detach(&team.exchange)
+        if team.level.slot >= 0:
+            self.kernels.free_slots.add(team.level.slot)
+            self.exchange.detach(&team.level)
+        with nogil:
+            if rail != NVSHMEM_TEAM_INVALID:
+                nvshmem.nvshmem_team_destroy(rail)
+            if handle != NVSHMEM_TEAM_INVALID:
                 nvshmem.nvshmem_team_destroy(handle)
-        (<NvshmemTeam> team).rail = NVSHMEM_TEAM_INVALID
-        handle = (<NvshmemTeam> team).handle
-        if handle != NVSHMEM_TEAM_WORLD and handle != NVSHMEM_TEAM_INVALID and self.started:
-            self.gpu.drain_all(self.ordinal)    # its kernels use memory that goes with the team
-            with nogil:
-                nvshmem.nvshmem_team_destroy(handle)
-        (<NvshmemTeam> team).handle = NVSHMEM_TEAM_INVALID
         return 0
 
     cdef nvshmem_team_t handle_of(self, TeamData team, str what) except? -2:

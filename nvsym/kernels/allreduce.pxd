@@ -10,6 +10,7 @@ cdef enum:
     MAX_PES     = 32    # of a team that uses the kernels
     LL_STAGES   = 2
     LL_BLOCKS   = 128
+    LL_RESIDENT = 1344  # threads that a processor takes at a time: of an allreduce, which have up to 40 registers, and of moves, up to 32
     PUSH_THREADS = 512
     PUSH_STEPS   = 4
     PUSH_STAGES  = 2 * PUSH_STEPS

@@ -31,7 +31,6 @@ cdef enum:
     LL_LINES_FOUR  = 256        # in jobs of up to four that share GPUs,
     LL_LINES_MORE  = 64         # and in others
     LL_THREADS     = 128        # of its blocks, while they are few
-    LL_RESIDENT    = 1344       # threads of low latency that a processor takes at a time; they have up to 40 registers
     ONE_SHOT_BELOW = 512 << 10  # bytes from which two PEs reduce in shares
     LL_LINKED      = 128 << 10  # bytes above which two PEs on a link push
     PUSH_PES       = 2          # with more, pushing all to all takes more of the link than reading in shares

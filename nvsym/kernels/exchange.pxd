@@ -5,6 +5,9 @@ from ..libcuda cimport CUfunction, CUstream
 from ..types cimport NVSYM_DTYPE_COUNT, NVSYM_OP_COUNT
 from .allreduce cimport MAX_PES, AllreduceKernels, TeamKernels
 
+cdef enum:
+    LL_SCATTER = 1024   # threads of a reduce-scatter of low latency that a processor takes at a time; they have up to 56 registers
+
 # nvsym::Distances of include/nvsym/multimem_allreduce.cuh.
 cdef struct Distances:
     int64_t delta[MAX_PES]

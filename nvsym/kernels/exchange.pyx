@@ -15,7 +15,7 @@ from . import compiler
 from .._driver cimport CHECK_CUDA, cuda
 from ..libcuda cimport CUfunction, CUstream
 from .allreduce cimport (
-    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, MAX_PES,
+    KERNEL_LOW_LATENCY, LAUNCHED_ALLREDUCE, LAUNCHED_BARRIER, LAUNCHED_BROADCAST, LAUNCHED_REDUCESCATTER, LL_RESIDENT, MAX_PES,
     AllreduceKernels, TeamKernels)
 from .launch cimport launch_own, load_functions
 
@@ -26,8 +26,6 @@ cdef enum:
     LL_LINES_FOUR = 256         # of 8 bytes, of a block of low latency, in jobs of up to four PEs that share GPUs
     LL_LINES_MORE = 64          # and in others
     LL_THREADS   = 64           # of its blocks, while they are few
-    LL_RESIDENT  = 1344         # threads that a processor takes at a time: of moves, which have up to 32 registers,
-    LL_SCATTER   = 1024         # and of reduce-scatter, up to 56
     LINES_FOUR   = 32 << 10     # bytes of one PE's block that low latency moves at most, in teams of three and four with a GPU each,
     LINES_MORE   = 8 << 10      # and of more
     IN_SHARES    = 512 << 10    # bytes from which more than two PEs hand a broadcast around in shares
