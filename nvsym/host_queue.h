@@ -308,16 +308,22 @@ static int hq_is_registered(const void *p)
     return found;
 }
 
-/* An event: the number of times it was recorded, and of those that the streams have reached. Shared by the Python
- * object and the operations that use it. */
+/* A record of an event: whether its stream has reached it, and when. A wait is for the record that was the last one when the wait was
+ * enqueued: a later one, which another stream may reach before, does not end it. */
+typedef struct hq_record {
+    int refs; /* under the lock of the event, as all of it */
+    int reached;
+    const hq *by; /* where it was recorded */
+    int64_t time_ns;
+} hq_record;
+
+/* Shared by the Python object and the operations that use it. */
 typedef struct hq_event {
     pthread_mutex_t lock;
     pthread_cond_t reached;
     _Atomic int refs;
     unsigned generation;
-    uint64_t recorded, done;
-    const hq *by; /* where it was recorded last */
-    int64_t time_ns;
+    hq_record *last; /* NULL: never recorded */
 } hq_event;
 
 static hq_event *hq_event_create(void)
@@ -339,31 +345,53 @@ static void hq_event_drop(hq_event *e)
     if (!hq_event_lost(e) && atomic_fetch_sub(&e->refs, 1) == 1) {
         pthread_cond_destroy(&e->reached);
         pthread_mutex_destroy(&e->lock);
+        free(e->last); /* who holds a record holds the event */
         free(e);
     }
 }
 
-static uint64_t hq_event_next(hq_event *e, const hq *by)
+static void hq_record_drop(hq_event *e, hq_record *r)
 {
+    if (!r)
+        return;
     pthread_mutex_lock(&e->lock);
-    uint64_t n = ++e->recorded;
-    e->by = by;
+    int left = --r->refs;
     pthread_mutex_unlock(&e->lock);
-    return n;
+    if (!left)
+        free(r);
 }
 
-static uint64_t hq_event_recorded(hq_event *e)
+/* The next record, which the caller holds; NULL without memory. */
+static hq_record *hq_event_next(hq_event *e, const hq *by)
+{
+    hq_record *r = (hq_record *)calloc(1, sizeof(hq_record));
+    if (!r)
+        return NULL;
+    r->refs = 2; /* one is the event's */
+    r->by = by;
+    pthread_mutex_lock(&e->lock);
+    hq_record *before = e->last;
+    e->last = r;
+    pthread_mutex_unlock(&e->lock);
+    hq_record_drop(e, before);
+    return r;
+}
+
+/* The last record, which the caller holds from now on; NULL if there is none. */
+static hq_record *hq_event_last(hq_event *e)
 {
     pthread_mutex_lock(&e->lock);
-    uint64_t n = e->recorded;
+    hq_record *r = e->last;
+    if (r)
+        r->refs++;
     pthread_mutex_unlock(&e->lock);
-    return n;
+    return r;
 }
 
 static int hq_event_reached(hq_event *e)
 {
     pthread_mutex_lock(&e->lock);
-    int reached = e->done >= e->recorded;
+    int reached = !e->last || e->last->reached;
     pthread_mutex_unlock(&e->lock);
     return reached;
 }
@@ -372,62 +400,62 @@ static int hq_event_reached(hq_event *e)
 static int hq_event_behind(hq_event *e)
 {
     pthread_mutex_lock(&e->lock);
-    int behind = e->done < e->recorded && e->by && e->by == hq_mine;
+    int behind = e->last && !e->last->reached && e->last->by && e->last->by == hq_mine;
     pthread_mutex_unlock(&e->lock);
     return behind;
 }
 
+/* When the last record was reached: nanoseconds, 0 before; -1: never recorded. */
 static int64_t hq_event_time(hq_event *e)
 {
     pthread_mutex_lock(&e->lock);
-    int64_t t = e->time_ns;
+    int64_t t = e->last ? e->last->time_ns : -1;
     pthread_mutex_unlock(&e->lock);
     return t;
 }
 
-static void hq_event_reach(hq_event *e, uint64_t n)
+static void hq_event_reach(hq_event *e, hq_record *r)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     pthread_mutex_lock(&e->lock);
-    if (n > e->done) {
-        e->done = n;
-        e->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    }
+    r->reached = 1;
+    r->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     pthread_cond_broadcast(&e->reached);
     pthread_mutex_unlock(&e->lock);
 }
 
-static void hq_event_wait(hq_event *e, uint64_t n)
+static void hq_event_wait(hq_event *e, const hq_record *r)
 {
     pthread_mutex_lock(&e->lock);
-    while (e->done < n)
+    while (!r->reached)
         pthread_cond_wait(&e->reached, &e->lock);
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Wait a while; 1 if the event is reached. */
-static int hq_event_wait_for(hq_event *e, uint64_t n, long milliseconds)
+/* Wait a while; 1 if the record is reached. */
+static int hq_event_wait_for(hq_event *e, const hq_record *r, long milliseconds)
 {
     struct timespec end = hq_in(milliseconds);
     pthread_mutex_lock(&e->lock);
-    while (e->done < n && pthread_cond_timedwait(&e->reached, &e->lock, &end) == 0)
+    while (!r->reached && pthread_cond_timedwait(&e->reached, &e->lock, &end) == 0)
         ;
-    int done = e->done >= n;
+    int done = r->reached;
     pthread_mutex_unlock(&e->lock);
     return done;
 }
 
 typedef struct hq_event_op {
     hq_event *event;
-    uint64_t n;
+    hq_record *record;
 } hq_event_op;
 
 static int hq_do_reach(void *payload, void *status)
 {
     hq_event_op *op = (hq_event_op *)payload;
     (void)status;
-    hq_event_reach(op->event, op->n);
+    hq_event_reach(op->event, op->record);
+    hq_record_drop(op->event, op->record);
     hq_event_drop(op->event);
     return 0;
 }
@@ -436,14 +464,16 @@ static int hq_do_wait(void *payload, void *status)
 {
     hq_event_op *op = (hq_event_op *)payload;
     (void)status;
-    hq_event_wait(op->event, op->n);
+    hq_event_wait(op->event, op->record);
+    hq_record_drop(op->event, op->record);
     hq_event_drop(op->event);
     return 0;
 }
 
-static int hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
+/* The queue takes over the record, which the caller holds; but not where this fails. */
+static int hq_push_event(hq *q, hq_event *e, hq_record *r, int wait)
 {
-    hq_event_op op = {e, n};
+    hq_event_op op = {e, r};
     atomic_fetch_add(&e->refs, 1);
     hq_fn fn = wait ? hq_do_wait : hq_do_reach;
     if (hq_push(q, fn, fn, &op, sizeof op, NULL)) {

@@ -36,6 +36,9 @@ cdef extern from "host_queue.h" nogil:
     ctypedef struct hq_event:
         pass
 
+    ctypedef struct hq_record:
+        pass
+
     ctypedef int (*hq_fn)(void *payload, void *status) noexcept
 
     hq *     hq_create(size_t status_size)
@@ -55,17 +58,18 @@ cdef extern from "host_queue.h" nogil:
     int      hq_ticket_done(uint64_t ticket)
     bint     hq_drain_all_for(uint64_t ticket, long milliseconds)
 
-    hq_event *hq_event_create()
-    int      hq_event_lost(const hq_event *e)
-    void     hq_event_drop(hq_event *e)
-    uint64_t hq_event_next(hq_event *e, const hq *by)
-    int      hq_event_behind(hq_event *e)
-    uint64_t hq_event_recorded(hq_event *e)
-    void     hq_event_reach(hq_event *e, uint64_t n)
-    int      hq_event_wait_for(hq_event *e, uint64_t n, long milliseconds)
-    int      hq_event_reached(hq_event *e)
-    int64_t  hq_event_time(hq_event *e)
-    int      hq_push_event(hq *q, hq_event *e, uint64_t n, int wait)
+    hq_event * hq_event_create()
+    int        hq_event_lost(const hq_event *e)
+    void       hq_event_drop(hq_event *e)
+    hq_record *hq_event_next(hq_event *e, const hq *by)
+    hq_record *hq_event_last(hq_event *e)
+    void       hq_record_drop(hq_event *e, hq_record *r)
+    int        hq_event_behind(hq_event *e)
+    void       hq_event_reach(hq_event *e, hq_record *r)
+    int        hq_event_wait_for(hq_event *e, const hq_record *r, long milliseconds)
+    int        hq_event_reached(hq_event *e)
+    int64_t    hq_event_time(hq_event *e)
+    int        hq_push_event(hq *q, hq_event *e, hq_record *r, int wait)
 
 cdef enum:
     PAGE = 4096
@@ -235,11 +239,14 @@ cdef class HostRuntime(Runtime):
     cdef int event_record(self, int device, void *event, void *stream) except -1:
         check_event(event)
         check_stream(stream)
-        cdef uint64_t n = hq_event_next(<hq_event *> event, <hq *> stream)
-        if stream == NULL:
-            hq_event_reach(<hq_event *> event, n)
-        elif hq_push_event(<hq *> stream, <hq_event *> event, n, 0):
+        cdef hq_record *record = hq_event_next(<hq_event *> event, <hq *> stream)
+        if record == NULL:
             raise MemoryError("no memory to record an event")
+        if stream == NULL or hq_push_event(<hq *> stream, <hq_event *> event, record, 0):
+            hq_event_reach(<hq_event *> event, record)
+            hq_record_drop(<hq_event *> event, record)
+            if stream != NULL:
+                raise MemoryError("no memory to record an event")
         return 0
 
     cdef int event_enqueue_wait(self, void *event, void *stream) except -1:
@@ -247,7 +254,9 @@ cdef class HostRuntime(Runtime):
             return self.event_drain(event)
         check_event(event)
         check_stream(stream)
-        if hq_push_event(<hq *> stream, <hq_event *> event, hq_event_recorded(<hq_event *> event), 1):
+        cdef hq_record *record = hq_event_last(<hq_event *> event)
+        if record != NULL and hq_push_event(<hq *> stream, <hq_event *> event, record, 1):
+            hq_record_drop(<hq_event *> event, record)
             raise MemoryError("no memory to enqueue a wait")
         return 0
 
@@ -260,19 +269,22 @@ cdef class HostRuntime(Runtime):
         if hq_event_behind(<hq_event *> event):
             raise NVSymError("a function that was enqueued on a stream waits for an event that is recorded behind it on that stream, and "
                              "would wait for ever")
-        cdef uint64_t n = hq_event_recorded(<hq_event *> event)
-        cdef bint done = False
-        while not done:
-            with nogil:
-                done = hq_event_wait_for(<hq_event *> event, n, LOOK_AROUND)
-            if not done:
-                PyErr_CheckSignals()
+        cdef hq_record *record = hq_event_last(<hq_event *> event)
+        cdef bint done = record == NULL
+        try:
+            while not done:
+                with nogil:
+                    done = hq_event_wait_for(<hq_event *> event, record, LOOK_AROUND)
+                if not done:
+                    PyErr_CheckSignals()
+        finally:
+            hq_record_drop(<hq_event *> event, record)
         return 0
 
     cdef double event_elapsed(self, void *start, void *end) except? -1.0:
         for event in (<size_t> start, <size_t> end):
             check_event(<void *> <size_t> event)
-            if hq_event_recorded(<hq_event *> <size_t> event) == 0:
+            if hq_event_time(<hq_event *> <size_t> event) < 0:
                 raise ValueError("elapsed_time() of an event that was never recorded")
             if not hq_event_reached(<hq_event *> <size_t> event):
                 raise ValueError("elapsed_time() of an event that is not reached yet; synchronize() it first")

@@ -146,6 +146,32 @@ def test_many_streams_end():
 
 
 @pytest.mark.pes(1, 2)
+@pytest.mark.parametrize("again", ["default stream", "own stream", "twice"])
+def test_a_wait_is_for_the_last_record_at_the_time_of_the_call(ctx, again):
+    """Another stream that reaches a later record of the event before does not end it."""
+    gate, a, b, c = Gate(ctx), Stream(), Stream(), Stream()
+    event, buffer, out = Event(), SHMEMBuffer["i4"].zeros(1), np.zeros(1, "i4")
+    gate.hold(a)
+    buffer.fill(5, stream=a)
+    event.record(a)
+    b.wait_event(event)
+    buffer.enqueue_copy_to(out, stream=b)
+    for _ in range(2 if again == "twice" else 1):
+        event.record(None if again == "default stream" else c)
+    event.synchronize()
+    assert event.query()
+    c.wait_event(event)
+    c.synchronize()
+    time.sleep(0.02)
+    assert not b.query()
+    assert out[0] == 0
+    gate.open()
+    b.synchronize()
+    assert out[0] == 5
+    a.synchronize()
+
+
+@pytest.mark.pes(1, 2)
 def test_a_stream_runs_behind_the_caller_and_in_order(ctx):
     gate, stream = Gate(ctx), Stream()
     b = SHMEMBuffer["i4"].zeros(4)
