@@ -81,7 +81,7 @@ cdef class SHMEMBuffer:
     def __init__(self, n):
         if self.block is not None:
             raise TypeError("a SHMEMBuffer cannot be initialised twice")
-        allocate(self, n, None)
+        allocate(self, n, False, None)
 
     @classmethod
     def zeros(cls, n):
@@ -103,7 +103,7 @@ cdef class SHMEMBuffer:
             pattern = as_pattern(value, buffer._element)
         except Exception as e:
             error = e
-        allocate(buffer, n, error)
+        allocate(buffer, n, True, error)
         buffer.job.agreement.attempt("filling a new buffer", lambda: buffer.fill_now(pattern))
         return buffer
 
@@ -130,7 +130,7 @@ cdef class SHMEMBuffer:
             host_array(host, "array", array, cls._element, n, False)
         except Exception as e:
             error = e
-        allocate(buffer, n, error)
+        allocate(buffer, n, True, error)
         buffer.job.agreement.attempt("filling a new buffer", lambda: buffer.copy_now(buffer.ptr, host.ptr, host.nbytes, buffer.keeper()))
         return buffer
 
@@ -170,7 +170,7 @@ cdef class SHMEMBuffer:
             if getattr(kind, "_element", None) is None:
                 kind = SHMEMBuffer[np.uint8]    # only to tell the others of the error
         buffer = _new(kind)
-        allocate(buffer, n, error)
+        allocate(buffer, n, True, error)
 
         def copy():
             keep = (source.keep, buffer.keeper())
@@ -642,8 +642,8 @@ cdef SHMEMBuffer _new(cls):
     return SHMEMBuffer.__new__(cls)
 
 
-cdef int allocate(SHMEMBuffer buffer, object n, object error) except -1:
-    """Give a new buffer its memory; collective. With an `error`, all PEs raise."""
+cdef int allocate(SHMEMBuffer buffer, object n, bint filled, object error) except -1:
+    """Give a new buffer its memory; collective. With an `error`, all PEs raise. `filled`: they vote over its contents behind this."""
     cdef Job job = current_job()
     cdef int64_t count = 0
     element = _element_of(type(buffer))
@@ -653,7 +653,7 @@ cdef int allocate(SHMEMBuffer buffer, object n, object error) except -1:
             count = as_count(n, element)
         except Exception as e:
             error = e
-    return buffer.bind(job, job.heap.allocate(element, count, error), element, count)
+    return buffer.bind(job, job.heap.allocate(element, count, filled, error), element, count)
 
 
 cdef SHMEMBuffer no_buffer(object obj, str name):
@@ -687,7 +687,7 @@ cdef SHMEMBuffer create_buffer(object dtype, object n):
         kind = SHMEMBuffer[dtype]
     except Exception as error:
         buffer = _new(SHMEMBuffer[np.uint8])
-        allocate(buffer, 0, error)
+        allocate(buffer, 0, False, error)
         raise
     return kind(n)
 

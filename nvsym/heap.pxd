@@ -39,7 +39,7 @@ cdef class Heap:
     cdef int64_t     next_id
     cdef object      committed      # bytes of each arena that are backed with memory
 
-    cdef Allocation allocate(self, object element, int64_t count, object error)
+    cdef Allocation allocate(self, object element, int64_t count, bint filled, object error)
     cdef int free_block(self, Allocation block, object error) except -1
     cdef int collect(self) except -1
     cdef int close(self, str why, type cls) except -1

@@ -122,13 +122,15 @@ cdef class Heap:
         return (f"<Heap {format_size(self.size)}: {format_size(self.used)} in {self.live} buffers, "
                 f"{self.deferred} dropped, high water {format_size(self.high_water)}>")
 
-    cdef Allocation allocate(self, object element, int64_t count, object error):
+    cdef Allocation allocate(self, object element, int64_t count, bint filled, object error):
+        """A new block; `filled`: the PEs will vote over its first contents, so that all of them have to know."""
         cdef int64_t offset
         cdef int arena = 0
         cdef size_t nbytes = 0 if error is not None else <size_t> count * <size_t> element.itemsize
-        cdef str what = "allocating a buffer" if error is not None else f"allocating SHMEMBuffer[{element.name}]({count})"
+        cdef str step = "allocating and filling" if filled else "allocating"
+        cdef str what = f"{step} a buffer" if error is not None else f"{step} SHMEMBuffer[{element.name}]({count})"
         cdef Allocation block
-        meet(self.agreement, CALL_ALLOCATE, (0 if error is not None else element.id, count, len(self.dropped)), what, error)
+        meet(self.agreement, CALL_ALLOCATE, (0 if error is not None else 2 * element.id + filled, count, len(self.dropped)), what, error)
         try:
             if self.all_have_dropped() >= SETTLE_AT:
                 self.settle()

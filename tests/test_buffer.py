@@ -606,6 +606,9 @@ def test_pes_that_ask_for_different_buffers(ctx):
         SHMEMBuffer["i4" if odd else "f4"](10)
     with refused(ctx, nvsym.CollectiveError):
         SHMEMBuffer["i4"].zeros(5) if odd else SHMEMBuffer["i4"].full(6, 1)
+    for fill in (SHMEMBuffer["i4"].zeros, lambda n: SHMEMBuffer["i4"].from_numpy(np.zeros(n, "i4"))):
+        with refused(ctx, nvsym.CollectiveError, "allocating and filling SHMEMBuffer[int32](5)"):
+            fill(5) if odd else SHMEMBuffer["i4"](5)  # the PEs do not vote over the contents of both
     keep = SHMEMBuffer["i4"].zeros(5)
     with refused(ctx, nvsym.CollectiveError, "allocation", "free"):
         keep.free() if odd else SHMEMBuffer["i4"](5)
