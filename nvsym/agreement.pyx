@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from . import errors
-from .errors import NVSymError, PeerTimeoutError
+from .errors import BackendError, NVSymError, PeerTimeoutError
 
 from .status cimport error_text
 
@@ -150,6 +150,14 @@ cdef class Agreement:
         ends = np.cumsum(counts)
         return [pickle.loads(received[end - count:end].tobytes()) for end, count in zip(ends, counts)]
 
+    def duplicate(self):
+        """Another communicator of these PEs. Collective."""
+        from mpi4py import MPI
+        try:
+            return self.comm.Dup()
+        except MPI.Exception as error:
+            raise no_communicator(error) from error
+
     def ranks_here(self):
         """The ranks of the PEs on this one's node, in order. Collective."""
         from mpi4py import MPI
@@ -237,6 +245,12 @@ cdef class Agreement:
             failure = errors.CollectiveError(f"{what} differs between PEs. {parts}. {explain}")
             failure._on_all_pes = True
             raise failure
+
+
+def no_communicator(error):
+    """What is raised where MPI has made none for a team."""
+    return BackendError(f"MPI gives no communicator for another team ({' '.join(str(error).split())}). It may have run out of them: "
+                        "destroy() teams, and Free() communicators, that are not used any more")
 
 
 def _class_name(error):

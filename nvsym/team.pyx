@@ -8,7 +8,8 @@ import zlib
 
 import numpy as np
 
-from .errors import BackendError, CollectiveError, NotInitializedError, NVSymError
+from .agreement import no_communicator
+from .errors import CollectiveError, NotInitializedError, NVSymError
 
 from .agreement cimport Agreement
 from .backend cimport TeamData
@@ -230,8 +231,7 @@ cdef class Team:
         try:
             return self.agreement.comm.Create_group(part, tag=min(members))
         except MPI.Exception as error:
-            raise BackendError(f"MPI gives no communicator for another team ({' '.join(str(error).split())}). It may have run out of them: "
-                               "destroy() teams, and Free() communicators, that are not used any more") from error
+            raise no_communicator(error) from error
         finally:
             part.Free()
             group.Free()

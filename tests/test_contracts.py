@@ -31,6 +31,53 @@ def outcome(call):
 
 
 @pytest.mark.pes(2, 3)
+@pytest.mark.pes(2, nodes=2)
+def test_calls_by_mpi_on_a_stream_beside_host_side_ones(told, ctx):
+    """They are in no order with each other: neither meets the other's messages."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    backwards = nvsym.TEAM_WORLD.split_strided(n - 1, -1, n)
+    for team in (nvsym.TEAM_WORLD, backwards):
+        stream, source, dest = nvsym.Stream(), FLOATS.full(50_000, me), FLOATS.zeros(50_000)
+        for turn in range(30):
+            nvsym.allreduce(dest, source, team=team, stream=stream, algorithm="mpi")
+            if turn % n == me:
+                time.sleep(0.002)
+            FLOATS(10).free()
+            for part in team.split_2d(1):
+                part.destroy()
+            nvsym.collect()
+        stream.synchronize()
+        assert (dest.to_numpy() == n * (n - 1) // 2).all()
+    backwards.destroy()
+
+
+def test_a_call_by_mpi_that_a_pe_does_not_come_to(mpirun):
+    """It takes nothing with it but its team."""
+    job = mpirun(
+        2,
+        """
+        import nvsym
+        from mpi4py import MPI
+
+        nvsym.init(heap_size="1M")
+        a = nvsym.SHMEMBuffer["f4"].full(4, 1)
+        team = nvsym.TEAM_WORLD.split_strided(0, 1, 2)
+        if nvsym.my_pe() == 0:
+            try:
+                nvsym.allreduce(a, a, team=team, algorithm="mpi")
+            except nvsym.PeerTimeoutError:
+                print("late", flush=True)
+        MPI.COMM_WORLD.Barrier()
+        nvsym.collect()
+        nvsym.allreduce(a, a, algorithm="mpi")
+        print(a.to_numpy()[0], flush=True)
+        """,
+        env={"NVSYM_TIMEOUT": "1"},
+    )  # fmt: skip
+    assert job.pe_stdout == ["late\n2.0\n", "2.0\n"], job.describe()
+
+
+@pytest.mark.pes(2, 3)
 @pytest.mark.parametrize("algorithm", ["auto", "mpi"])
 def test_bad_calls_in_a_row_meet_the_good_ones_one_by_one(told, ctx, algorithm):
     """PE 0 makes two bad calls before the others come: each of theirs has to meet its own."""

@@ -188,8 +188,7 @@ cdef list _kept = []   # memory that threads of this process may still look at
 cdef class HostTeam(TeamData):
     cdef TeamState state
     cdef int       slot
-    cdef object    comm             # TeamComm: where members are on several nodes, or once algorithm="mpi" is asked for
-    cdef object    agreement
+    cdef object    comm             # TeamComm, or None where this PE is the only member
 
     def __dealloc__(self):
         free(self.state.ctl)
@@ -583,7 +582,6 @@ cdef class HostBackend(Backend):
         cdef TeamState *t = &team.state
         cdef int n = len(pes)
         team.set_members(pes, my_pe)
-        team.agreement = agreement
         t.host, t.team, t.me, t.n, t.pes = &self.state, <void *> team, my_pe, n, team.pes
         team.record.state = t
         leaving, self.leaving = self.leaving, []
@@ -596,17 +594,16 @@ cdef class HostBackend(Backend):
         team.slot = common[0]
         self.free_slots.discard(team.slot)
         try:
-            self._set_up(team, pes)
+            self._set_up(team, pes, agreement)
         except BaseException:
             self.free_slots.add(team.slot)
             raise
         return team
 
-    def _set_up(self, HostTeam team, pes):
+    def _set_up(self, HostTeam team, pes, agreement):
         cdef TeamState *t = &team.state
         cdef nvsym_team_ctl *ctl
         cdef int i, n = t.n, my_pe = t.me
-        agreement = team.agreement
         t.ctl = <nvsym_team_ctl **> calloc(n, sizeof(void *))
         t.src = <const void **> calloc(n, sizeof(void *))
         t.dst = <void **> calloc(n, sizeof(void *))
@@ -624,9 +621,10 @@ cdef class HostBackend(Backend):
             ctl = t.ctl[my_pe]
             nvsym_store(&ctl.arrived, 0)
             nvsym_store(&ctl.departed, 0)
-        else:
-            own = Agreement(agreement.comm.Dup(), self.state.limit / 1e9)
-            team.comm = TeamComm(self.inter, own, list(pes), NVSYM_PE_EXITING)
+        if n > 1:
+            # Calls on streams are in no order with the host-side ones, which have `agreement`: by MPI they need one of their own.
+            own = Agreement(agreement.duplicate(), self.state.limit / 1e9)
+            team.comm = TeamComm(own, list(pes), self.my_pe, self._state, NVSYM_PE_EXITING)
             (<Agreement> own).watch = _Watch(self, team.comm)
         agreement.vote("making a team")
 
@@ -636,9 +634,9 @@ cdef class HostBackend(Backend):
             self.leaving.append(t)      # another team must not meet its calls
             return 0
         self.free_slots.add(t.slot)
-        if t.comm is not None and not t.state.inside:
+        if t.comm is not None:
             t.comm.comm.Free()
-        t.comm = None
+            t.comm = None
         return 0
 
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
@@ -781,7 +779,7 @@ cdef class HostBackend(Backend):
             inter.quiet()
         elif what == INTER_FAIL:
             text = (<const char *> op.src)[:op.nbytes].decode("utf-8", "replace")
-            self.comm_of(<HostTeam> op.team.team).announce(op.kind, 0, NO_TYPE, 0, text)
+            (<HostTeam> op.team.team).comm.announce(op.kind, 0, NO_TYPE, 0, text)
         else:
             team = <HostTeam> op.team.team
             if inter is not None:
@@ -789,19 +787,16 @@ cdef class HostBackend(Backend):
             self.collective_by_mpi(team, op)
         return 0
 
-    cdef object comm_of(self, HostTeam team):
-        """The MPI side of a team; one inside a node gets it at the first use."""
-        cdef int i
-        if team.comm is None:
-            team.comm = TeamComm(None, team.agreement, [team.pes[i] for i in range(team.n_pes)], NVSYM_PE_EXITING)
-        return team.comm
+    def _state(self, int pe):
+        """The state word of a PE."""
+        return self.inter.state(pe) if self.state.local_of[pe] < 0 else state_of(&self.state, pe)
 
     cdef int collective_by_mpi(self, HostTeam team, HostOp *op) except -1:
         cdef TeamState *t = &team.state
         cdef size_t item
         cdef unsigned char[:, ::1] rows
         cdef int i
-        comm = self.comm_of(team)
+        comm = team.comm
         comm.announce(op.kind, op.op, op.dtype, op.count, None, describe)
         if op.count == 0:
             return 0
@@ -830,7 +825,7 @@ cdef class HostBackend(Backend):
 
 
 class _Watch:
-    """What a PE looks at while it waits for a collective between nodes."""
+    """What a PE looks at while it waits for a collective by MPI."""
 
     def __init__(self, backend, team_comm):
         self.backend = backend

@@ -145,28 +145,31 @@ class InterNode:
 
 
 class TeamComm:
-    """The collectives of a team whose members are on several nodes.
+    """The collectives of a team by MPI: where members are on several nodes, or `algorithm="mpi"` is asked for.
 
     Parameters
     ----------
-    inter : InterNode or None
-        None where all members are on one node.
     agreement : Agreement
         Over a communicator of the team that only its collectives use; its `wait` is how they wait.
     pes : list of int
         World numbers of the members.
+    my_pe : int
+        That of this one.
+    state : callable
+        Gives the state of a PE, of the number in the world.
     exiting : int
         The state of a PE that is finalizing.
     """
 
-    def __init__(self, inter, agreement, pes, exiting):
+    def __init__(self, agreement, pes, my_pe, state, exiting):
         from mpi4py import MPI
 
         self.MPI = MPI
-        self.inter = inter
         self.agreement = agreement
         self.comm = agreement.comm
         self.pes = pes
+        self.my_pe = my_pe
+        self.state = state
         self.exiting = exiting
         self.started = 0.0
         self.looked = 0.0
@@ -176,10 +179,10 @@ class TeamComm:
     def watch(self):
         """Raise if a member that has not come is finalizing. Called now and then while waiting."""
         now = time.monotonic()
-        if self.inter is None or now - self.started < GRACE or now - self.looked < 1.0:
+        if now - self.started < GRACE or now - self.looked < 1.0:
             return
         self.looked = now
-        gone = [pe for pe in self.pes if self.inter.state(pe) == self.exiting and pe != self.inter.comm.Get_rank()]
+        gone = [pe for pe in self.pes if pe != self.my_pe and self.state(pe) == self.exiting]
         if gone:
             raise PeerExitedError(f"{self.what}: PE {gone[0]} is finalizing and will not take part", gone)
 
