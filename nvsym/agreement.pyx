@@ -264,6 +264,6 @@ def _class_name(error):
 def _class_of(name):
     cls = getattr(errors, name, None) or getattr(builtins, name, None)
     # Those whose constructor takes more than a message cannot travel.
-    if cls is None or not (isinstance(cls, type) and issubclass(cls, Exception)) or issubclass(cls, UnicodeError):
+    if cls is None or not (isinstance(cls, type) and issubclass(cls, Exception)) or issubclass(cls, (UnicodeError, BaseExceptionGroup)):
         return RuntimeError
     return cls

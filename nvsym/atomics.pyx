@@ -5,6 +5,7 @@ They act on the one element of `dest`, a buffer or slice of length 1: 32- and 64
 set, swap and add. They are atomic with respect to each other. Each is done when the call returns.
 """
 
+from cpython.float cimport PyFloat_Check
 from cpython.long cimport PyLong_Check
 from cpython.number cimport PyNumber_Index
 from libc.math cimport isinf
@@ -44,8 +45,11 @@ cdef int to_element(SHMEMBuffer d, object value, str name, Element *e) except -1
     """The value as the element type of `d`; what does not fit raises."""
     cdef int t = d.type_id
     try:
-        if not PyLong_Check(value) and t != NVSYM_FLOAT32 and t != NVSYM_FLOAT64:
-            value = PyNumber_Index(value)   # a float would be cut off
+        if not PyLong_Check(value):
+            if t != NVSYM_FLOAT32 and t != NVSYM_FLOAT64:
+                value = PyNumber_Index(value)   # a float would be cut off
+            elif not PyFloat_Check(value) and (np.iscomplexobj(value) or np.ma.is_masked(value)):
+                raise TypeError     # NumPy would drop the imaginary part, and make NaN of what is masked
         if t == NVSYM_INT64:
             e.i64 = value
         elif t == NVSYM_UINT64:

@@ -708,6 +708,8 @@ cdef int any_pe(object pe, int n_pes) except -1:
 
 cdef size_t as_address(object address, str name) except 0:
     try:
+        if isinstance(address, bool):
+            raise TypeError
         number = index(address)
     except TypeError:
         raise TypeError(f"{name}: expected an address, not {type(address).__name__}") from None
@@ -721,6 +723,8 @@ cdef object as_pattern(object value, object element):
     given = np.asarray(value)
     if given.ndim:
         raise ValueError(f"value: expected one number, not an array of shape {given.shape}")
+    if np.ma.is_masked(value):
+        raise TypeError("value: expected a number, not a masked element")
     kind = "int" if isinstance(value, int) else _kind_of(given.dtype)
     if kind is None:
         raise TypeError(f"value: expected a number, not {type(value).__name__}")

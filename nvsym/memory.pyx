@@ -171,10 +171,8 @@ cdef class Buffer:
             if nbytes % <size_t> element.itemsize:
                 raise ValueError(f"dtype: {nbytes} bytes are no whole number of {element.name} ({element.itemsize} bytes each)")
             shape = (nbytes // <size_t> element.itemsize,)
-        if isinstance(shape, int):
-            shape = (shape,)
         try:
-            shape = tuple([index(n) for n in shape])
+            shape = (index(shape),) if hasattr(shape, "__index__") and not np.ndim(shape) else tuple([index(n) for n in shape])
         except TypeError:
             raise TypeError(f"shape: expected whole numbers, not {shape!r}") from None
         if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != nbytes:
@@ -288,6 +286,7 @@ cdef class Buffer:
                             max_version, dl_device, copy)
 
     def __dlpack_device__(self):
+        self.check()
         return (self.device.dlpack_type, max(self.device.ordinal, 0))
 
     @property
@@ -307,6 +306,8 @@ cdef class Buffer:
     cdef int check(self) except -1:
         if self.owner is not None:
             self.owner.check()
+        elif self.element is None:
+            raise ValueError("the Buffer was never made")
         return 0
 
     cdef int check_named(self, str name) except -1:
@@ -438,7 +439,7 @@ cdef int host_array(HostArray array, str name, object obj, object element, size_
             obj = np.asarray(memoryview(obj))
         except FreedBufferError as error:
             raise FreedBufferError(f"{name}: {error}") from None
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, BufferError):    # the last one: of element types that the buffer protocol does not have
             if hasattr(obj, "__dlpack__"):
                 if obj.__dlpack_device__()[0] not in (DLPACK_CPU, DLPACK_CUDA_HOST):
                     raise TypeError(f"{name}: {type(obj).__name__} is not in host memory") from None

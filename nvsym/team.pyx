@@ -412,6 +412,8 @@ cdef int as_member(Team team, object pe, str name) except -1:
 cdef object _number(object value, str name):
     """An argument that is a whole number, within what is sent of it to the other PEs."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = PyNumber_Index(value)
     except TypeError:
         raise TypeError(f"{name}: expected a whole number, not {type(value).__name__}") from None

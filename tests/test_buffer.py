@@ -349,6 +349,38 @@ def float_sources(values):
     yield "array interface", Interface(interface), lambda: interface
 
 
+@every_dtype
+@pytest.mark.pes(2)
+def test_copies_between_symmetric_buffers(ctx, dtype):
+    """Also of element types that Python's buffer protocol does not have."""
+    array = random_array(np.dtype(dtype), 5, ctx.my_pe())
+    a, b = SHMEMBuffer[dtype].from_numpy(array), SHMEMBuffer[dtype].zeros(5)
+    b.enqueue_copy_from(a)
+    assert same_bytes(b.to_numpy(), a.to_numpy())
+    b.fill(0)
+    a.enqueue_copy_to(b)
+    assert same_bytes(b.to_numpy(), a.to_numpy())
+    if ctx.device.is_host:
+        b.fill(0)
+        b.peer(ctx.my_pe()).inplace_copy_from(a)
+        assert same_bytes(b.to_numpy(), a.to_numpy())
+        assert same_bytes(SHMEMBuffer[dtype].from_numpy(a).to_numpy(), a.to_numpy())
+    with pytest.raises(ValueError, match="src: 4 elements"):
+        b.enqueue_copy_from(a[:4])
+
+
+@pytest.mark.pes(2)
+def test_an_error_that_no_message_makes(ctx):
+    """Of a class that cannot be made from words alone: the words come all the same."""
+
+    class Bad:
+        def __array__(self, dtype=None, copy=None):
+            raise ExceptionGroup("two things at once", [ValueError("a"), TypeError("b")])
+
+    with refused(ctx, Exception, "two things at once", "PE 1"):
+        SHMEMBuffer["i4"].from_numpy(Bad() if ctx.my_pe() else np.zeros(3, "i4"))
+
+
 @pytest.mark.pes(1, 2)
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
 def test_copies_from_and_to_everything(ctx, own_stream):
@@ -632,6 +664,7 @@ def test_values(ctx):
         ("f4", None, TypeError),
         ("f4", 1j, TypeError),
         ("f4", object(), TypeError),
+        ("f4", np.ma.masked, TypeError),
         ("i4", np.float32(2), TypeError),
         ("f4", [1, 2], ValueError),
         ("f4", [], ValueError),

@@ -105,9 +105,28 @@ def test_buffer_slices_and_views_that_are_refused():
     with pytest.raises(ValueError, match="multiple"):
         Buffer.from_numpy(np.zeros(16, "u1"))[1:9].view("f8")
     assert b.view("i4", 12).shape == (12,)
+    assert b.view("i4", np.int64(12)).shape == (12,)
     assert b.view("i8", (3, 2)).shape == (3, 2)
     assert b.view("i4", np.array([12])).shape == (12,)
     assert b[2:2].view("f8").shape == (0,)
+
+
+def test_a_buffer_that_was_never_made():
+    blank, b = Buffer.__new__(Buffer), Buffer.from_numpy(np.zeros(0, "f4"))
+    assert len({repr(blank), repr(b)}) == 2
+    for use in (
+        lambda: blank.inplace_copy_from(Buffer.__new__(Buffer)),
+        lambda: b.inplace_copy_from(blank),
+        lambda: memoryview(blank),
+        lambda: np.asarray(blank),
+        lambda: np.from_dlpack(blank),
+        blank.__dlpack_device__,
+        blank.to_numpy,
+        blank.unsafe_ptr,
+        lambda: blank.view("f4"),
+    ):
+        with pytest.raises(ValueError, match="never made"):
+            use()
 
 
 def test_buffer_from_numpy_takes_arrays_alone():

@@ -142,7 +142,14 @@ def test_bad_splits_raise_on_all(ctx):
             world.split_strided(*arguments)
     with pytest.raises(ValueError, match="xrange: 0"):
         world.split_2d(0)
-    for bad in (lambda: world.split_2d("2"), lambda: world.split_strided(0, 1), lambda: world.split_strided(0.5, 1, 1)):
+    for bad in (
+        lambda: world.split_2d("2"),
+        lambda: world.split_strided(0, 1),
+        lambda: world.split_strided(0.5, 1, 1),
+        lambda: world.split_strided(False, 1, 1),
+        lambda: world.split_2d(True),
+        lambda: world.create_group([False]),
+    ):
         with pytest.raises(TypeError):
             bad()
     world.split_strided(0, 1, n).destroy()
