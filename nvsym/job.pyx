@@ -196,7 +196,7 @@ cdef Job open_job(object comm, object backend, object device, object bootstrap, 
                              f"not {_describe(_job.arguments)} on {_job.comm_name}{freed}; finalize() it first")
         _job.count += 1
         return _job
-    _warn_of_wrong_launcher(comm.Get_size())
+    _warn_of_wrong_launcher(MPI.COMM_WORLD.Get_size())
     job = _start(comm, arguments)
     _install_hooks()
     _job = job

@@ -186,6 +186,7 @@ def test_sub_communicators(mpirun):
     done = mpirun(
         4,
         """
+        import warnings
         from mpi4py import MPI
         import nvsym
         world = MPI.COMM_WORLD
@@ -206,6 +207,12 @@ def test_sub_communicators(mpirun):
             except ValueError as error:
                 assert "COMM_NULL" in str(error)
         world.Barrier()
+
+        # A job of one process: no sign of a launcher that belongs to another MPI.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            nvsym.init(MPI.COMM_SELF, heap_size="1M")
+        nvsym.finalize()
 
         # Two jobs at once, ranks the other way round; one goes on to the exit.
         pair = world.Split(rank // 2, key=-rank)
