@@ -215,31 +215,49 @@ for turn in range(4):
     )  # fmt: skip
 
 
-def test_what_a_signal_handler_raises(mpirun):
+@pytest.mark.parametrize(
+    ("n", "nodes", "call"),
+    [
+        (1, 1, "nvsym.signal_wait_until(flag, 'eq', 1)"),
+        (2, 2, "nvsym.signal_wait_until(flag, 'eq', 1)"),
+        (2, 1, "nvsym.barrier(team)"),
+        (2, 2, "nvsym.barrier(team)"),
+        (2, 1, "nvsym.allreduce(a, a, team=team, algorithm='mpi')"),
+    ],
+)
+def test_what_a_signal_handler_raises(mpirun, n, nodes, call):
     run(
-        mpirun, 1,
-        """
+        mpirun, n,
+        f"""
+from mpi4py import MPI
+
 class Alarm(Exception):
     pass
 
 def handler(*_):
     raise Alarm("rings")
 
-signal.signal(signal.SIGALRM, handler)
-flag = U.full(1, 0)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
-assert outcome(lambda: nvsym.signal_wait_until(flag, "eq", 1)) == "Alarm: rings"
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
-try:
-    nvsym.signal_wait_until(flag, "eq", 1)
-except KeyboardInterrupt as error:
-    assert "interrupted" in str(error)
-else:
-    raise AssertionError("nothing was raised")
+flag, a = U.full(1, 0), F.full(8, 1)
+teams = [nvsym.TEAM_WORLD.split_strided(0, 1, n) for _ in range(2)]
+if me == 0:
+    signal.signal(signal.SIGALRM, handler)
+    team = teams.pop()
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    found = outcome(lambda: {call})
+    assert found == "Alarm: rings", found
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    team = teams.pop()
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        {call}
+    except KeyboardInterrupt as error:
+        assert "interrupted" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+MPI.COMM_WORLD.Barrier()
 summed()
 """,
-        limit=30,
+        limit=30, nodes=nodes,
     )  # fmt: skip
 
 

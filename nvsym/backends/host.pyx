@@ -13,11 +13,12 @@ from libc.string cimport memcpy, memset, strlen, strncpy
 
 import os
 import socket
+import threading
 
 from .._settings import format_size
 from ..backend import ALGORITHMS, COLLECTIVE_NAMES
 from ..dtypes import DTYPES, OPS, float8_tables
-from ..errors import BackendError, NotInitializedError
+from ..errors import BackendError, NotInitializedError, NVSymError
 from .host_mpi import InterNode, TeamComm
 from .host_segment import Segment
 
@@ -882,8 +883,17 @@ cdef int by_mpi(HostOp *op, int what, Status *status) noexcept with gil:
         (<HostBackend> op.host.backend).inter_node(op, what)
         return 0
     except BaseException as error:
-        status_of(status, error)
+        caught(status, error)
         return -1
+
+
+cdef void caught(Status *status, object error) noexcept:
+    """Note what Python code raised in a wait: an error of its own, or what a signal handler raised, which the caller gets as it is."""
+    own = isinstance(error, (NVSymError, MemoryError)) or type(error).__module__.startswith("mpi4py")
+    if own or threading.get_ident() != threading.main_thread().ident:
+        status_of(status, error)
+    else:
+        status_interrupted(status, error, b"interrupted while waiting for another PE")
 
 
 cdef int run_python(void *payload, Status *status) noexcept with gil:
@@ -996,7 +1006,7 @@ cdef int nothing_runs(HostState *h, bint blocks, Status *status) noexcept with g
                 return 0
         return 1
     except BaseException as error:
-        status_of(status, error)
+        caught(status, error)
         return -1
 
 
@@ -1078,7 +1088,7 @@ cdef int progress(HostState *h, Status *status) noexcept with gil:
             (<HostBackend> h.backend).inter.progress()
         return 0
     except BaseException as error:
-        status_of(status, error)
+        caught(status, error)
         return -1
 
 
