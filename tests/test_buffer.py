@@ -15,7 +15,7 @@ from jobcheck import assert_usable, random_array, refused, right_of, same_bytes
 
 import nvsym
 from nvsym import SHMEMBuffer
-from nvsym.dtypes import DTYPES
+from nvsym.dtypes import DTYPES, as_dtype
 
 every_dtype = pytest.mark.parametrize("dtype", [d.numpy for d in DTYPES], ids=[d.name for d in DTYPES])
 
@@ -355,6 +355,8 @@ def test_copies_between_symmetric_buffers(ctx, dtype):
     """Also of element types that Python's buffer protocol does not have."""
     array = random_array(np.dtype(dtype), 5, ctx.my_pe())
     a, b = SHMEMBuffer[dtype].from_numpy(array), SHMEMBuffer[dtype].zeros(5)
+    if not ctx.device.is_host and as_dtype(dtype).dlpack is None:
+        pytest.skip("on GPUs such copies go by DLPack, which has no such type")
     b.enqueue_copy_from(a)
     assert same_bytes(b.to_numpy(), a.to_numpy())
     b.fill(0)

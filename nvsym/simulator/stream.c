@@ -570,23 +570,6 @@ static void reached(event_op *o)
 /* Only its address counts: a stream's thread does it under the lock. */
 static void run_record(void *argument) { (void)argument; }
 
-static void await(event *e, u64 number)
-{
-    if (e->on)
-        hurry(e->on, e->behind);
-    while (e->done < number)
-        pthread_cond_wait(&progress, &lock);
-}
-
-static void run_wait(void *argument)
-{
-    event_op *o = argument;
-    pthread_mutex_lock(&lock);
-    await(o->e, o->number);
-    drop_event(o->e);
-    pthread_mutex_unlock(&lock);
-}
-
 static CUresult record(void *handle, void *stream, const char *what)
 {
     CUresult status = OK;
@@ -651,11 +634,8 @@ CALL(cuEventSynchronize, UNSAFE, (void *handle), (handle), "%p", handle)
     event *e = valid_event(handle, "cuEventSynchronize", &status);
     if (e && e->in)
         status = broke(CAPTURED_EVENT, "cuEventSynchronize of an event that was recorded in a capture");
-    else if (e) {
-        e->references++;
-        await(e, e->recorded);
-        drop_event(e);
-    }
+    else if (e && e->on)
+        wait_for(e->on, e->behind);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -707,12 +687,8 @@ CALL(cuStreamWaitEvent, AFTER_INIT, (void *stream, void *handle, unsigned flags)
             status = broke(CAPTURE_ISOLATION, "cuStreamWaitEvent: a captured stream cannot wait for an event from outside the capture");
         if (status != OK)
             s->in->broken = true;
-    } else if (s && e->done < e->recorded) {
-        e->references++;
-        status = place(s, "cuStreamWaitEvent", run_wait, &(event_op){e, e->recorded}, sizeof(event_op));
-        if (status != OK)
-            e->references--;
-    }
+    } else if (s && e->done < e->recorded)  /* for this record: another stream may reach a later one before */
+        status = place(s, "cuStreamWaitEvent", run_dependency, &(dependency){e->on, e->behind}, sizeof(dependency));
     pthread_mutex_unlock(&lock);
     return status;
 }
