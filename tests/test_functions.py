@@ -52,7 +52,10 @@ def test_what_it_raises(ctx):
         ctx.enqueue_function(fail, x, **ONE)
     stream = nvsym.Stream()
     ctx.enqueue_function(fail, x, stream=stream, **ONE)
-    with pytest.raises(Exception, match="mine"):
+    with pytest.raises(nvsym.BackendError, match=r"^KeyError: 'mine' \(.*test_functions\.py, line \d+, in fail\)$"):
+        stream.synchronize()
+    ctx.enqueue_function(int, "no number", stream=stream, **ONE)  # in no file
+    with pytest.raises(ValueError, match=r"'no number'$"):
         stream.synchronize()
     assert x.to_numpy()[0] == 0
     nvsym.barrier_all()
@@ -66,7 +69,11 @@ class Unsayable(Exception):
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (ValueError("no file " + os.fsdecode(b"x-\xff")), ValueError, r"^no file x-\\udcff$"),
+        (
+            ValueError("no file " + os.fsdecode(b"x-\xff")),
+            ValueError,
+            r"^no file x-\\udcff \(.*test_functions\.py, line \d+, in fail\)$",
+        ),
         (KeyError("\ud800"), nvsym.BackendError, r"^KeyError: "),
         (Unsayable(), nvsym.BackendError, "Unsayable: .*RuntimeError"),
         (Exception("\u20ac" * 1000), nvsym.BackendError, "^Exception: \u20ac{100}"),

@@ -9,7 +9,7 @@ number, so that the others can wait for it and see whether their call goes with 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset, strlen, strncpy
+from libc.string cimport memcpy, memset, strlen, strncat, strncpy
 
 import os
 import socket
@@ -903,7 +903,20 @@ cdef int run_python(void *payload, Status *status) noexcept with gil:
         return 0
     except BaseException as error:
         status_of(status, error)
+        strncat(status.text, text_bytes(place_of(error)), STATUS_TEXT - 1 - strlen(status.text))
         return -1
+
+
+cdef str place_of(object error):
+    """Where in the user's function it was raised: the words travel, and its traceback stays behind."""
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.endswith(".pyx"):
+            place = f" ({code.co_filename}, line {trace.tb_lineno}, in {code.co_name})"
+        trace = trace.tb_next
+    return place
 
 
 cdef int run_put(void *payload, Status *status) noexcept nogil:
