@@ -48,7 +48,7 @@ class BackendError(NVSymError):
     `status` is that status where the call was one of the CUDA driver, made by this PE; else None.
     """
 
-    status = None
+    status: int | None = None
 
 
 class CollectiveError(NVSymError):

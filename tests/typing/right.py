@@ -109,8 +109,9 @@ def streams() -> None:
     assert_type(nvsym.Stream().record_event(), nvsym.Event)
 
 
-def errors(error: nvsym.PeerError) -> None:
+def errors(error: nvsym.PeerError, failed: nvsym.BackendError) -> None:
     assert_type(error.pes, tuple[int, ...])
+    assert_type(failed.status, int | None)
 
 
 def on_simulated_gpus() -> None:
