@@ -296,6 +296,8 @@ def main(argv=None):
         parser.error(f"-n {options.n}: a job has at least one process")
     if not program and not options.show:
         parser.error("no program: write -- script.py [arguments]")
+    if program and not program[0].startswith("-") and not os.path.exists(program[0]):
+        parser.error(f"{program[0]}: no such file; write what Python is to run: script.py, -m module or -c code")
     try:
         launcher = find_launcher(options.mpi)
     except NotAvailableError as error:

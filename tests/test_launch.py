@@ -207,6 +207,9 @@ def test_command_line_shows(kind):
 def test_command_line_mistakes(tmp_path):
     assert "at least one process" in run_cli("-n", 0, "--", "x.py").stderr
     assert "no program" in run_cli("-n", 2).stderr
+    command = run_cli("-n", 2, "--", "python", "x.py")  # as after mpirun
+    assert command.returncode == 2
+    assert "python: no such file; write what Python is to run" in command.stderr
     nothing = run_cli("--mpi", "openmpi", "--show", PATH=str(tmp_path))
     if shutil.which("mpirun", path=os.path.join(sys.prefix, "bin")) is None or nothing.returncode:
         assert nothing.returncode == 1
