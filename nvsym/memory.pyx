@@ -175,7 +175,9 @@ cdef class Buffer:
             shape = (index(shape),) if hasattr(shape, "__index__") and not np.ndim(shape) else tuple([index(n) for n in shape])
         except TypeError:
             raise TypeError(f"shape: expected whole numbers, not {shape!r}") from None
-        if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != nbytes:
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape: {shape} has a length below zero")
+        if math.prod(shape) * element.itemsize != nbytes:
             raise ValueError(f"shape: {shape} of {element.name} is {math.prod(shape) * element.itemsize} bytes, "
                              f"the buffer has {nbytes}")
         if <size_t> self.ptr % <size_t> element.numpy.alignment:

@@ -95,6 +95,8 @@ def test_buffer_slices_and_views_that_are_refused():
     for shape in ((5,), (13,), (-1, -12), (12, -1), (3, 5), ()):
         with pytest.raises(ValueError, match="shape"):
             b.view("i4", shape)
+    with pytest.raises(ValueError, match="below zero"):
+        b.view("i4", (-4, -3))
     for shape in ((2.5,), ("x",), (None,)):
         with pytest.raises(TypeError, match="shape"):
             b.view("i4", shape)
