@@ -23,7 +23,9 @@ def command_line():
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument(
-        "--batch", type=int, default=64, help="samples of a step, over all ranks (default: %(default)s)"
+        "--batch",
+        type=int,
+        help="samples of a step, a multiple of the ranks (default: 64, or the next such number below)",
     )
     parser.add_argument("--hidden", type=int, default=64, help="units of the hidden layer (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate (default: %(default)s)")
@@ -89,6 +91,8 @@ def main():
     dist.init_process_group("nvsym", init_method=f"nvsym://?backend={args.backend}&heap_size=512M")
     ctx = nvsym.context()
     rank, n = dist.get_rank(), dist.get_world_size()
+    if args.batch is None:
+        args.batch = max(64 // n, 1) * n
     if args.batch % n or not 0 < args.batch <= TRAIN:
         command_line().error(f"--batch must be a multiple of the {n} ranks, up to {TRAIN}")
     device = torch.device("cpu") if ctx.device.is_host else torch.device("cuda", ctx.device.ordinal)

@@ -105,6 +105,18 @@ def test_tensors(ctx):
     b = SHMEMBuffer["f4"].zeros(6)
     with pytest.raises(ValueError, match=r"^shape: "):
         nt.tensor(b, (4, 2))
+    with pytest.raises(ValueError, match=r"^shape: .* below zero"):
+        nt.tensor(b, (-2, -3))
+    assert nt.tensor(b, 6).shape == nt.tensor(b, np.array([6])).shape == (6,)
+    for shape in (2.5, "3", [2.0], (2, [3])):
+        with pytest.raises(TypeError, match=r"^shape: "):
+            nt.empty(shape)
+    with pytest.raises(ValueError, match=r"^shape: .* below zero"):
+        nt.empty(-2, -3)
+    assert nt.empty(np.int64(2), 3).shape == (2, 3)
+    for kind in ("float32", np.float32):
+        with pytest.raises(TypeError, match=r"^dtype: expected a torch.dtype"):
+            nt.empty(3, dtype=kind)
     with pytest.raises(TypeError, match=r"^buffer: "):
         nt.tensor(np.zeros(3))
     with pytest.raises(TypeError, match="longdouble"):
@@ -625,17 +637,29 @@ def refused(words, **options):
         raise AssertionError("not refused: " + words)
 refused("asks for rank", init_method="nvsym://?heap_size=64M&rank=7")
 refused("has the option 'size'", init_method="nvsym://?size=3")
+refused("'backend=host' where nothing is", init_method="nvsym://backend=host")
+refused("no whole number", init_method="nvsym://?rank=first")
 store = dist.HashStore()
 refused("is PE", store=store, rank=1 - me, world_size=2, pg_options=nvsym.torch.Options(heap_size="64M"))
 refused("pg_options", store=store, rank=me, world_size=2, pg_options={"heap_size": "64M"})
 refused("groups", store=store, rank=me, world_size=2, pg_options=nvsym.torch.Options(heap_size="64M", groups=99))
+# From here on a job runs, of 64 MiB in host memory: what asks for another one is told so, and not passed over.
+refused("groups: 'a'", init_method="nvsym://", pg_options=nvsym.torch.Options(groups="a"))
+refused("staging: '1X'", init_method="nvsym://", pg_options=nvsym.torch.Options(staging="1X"))
+refused("heap_size: '1X'", init_method="nvsym://", pg_options=nvsym.torch.Options(heap_size="1X"))
+refused("pg_options: a heap of 1 GiB", init_method="nvsym://", pg_options=nvsym.torch.Options(heap_size="1G"))
+refused("pg_options: backend 'nvshmem'", init_method="nvsym://", pg_options=nvsym.torch.Options(backend="nvshmem"))
+refused("init_method: a heap of 1 GiB", init_method="nvsym://?heap_size=1G")
+refused("init_method: backend 'nvshmem'", init_method="nvsym://?backend=nvshmem")
+same = nvsym.torch.Options(backend="host", heap_size="64M")
+dist.init_process_group("nvsym", init_method="nvsym://?backend=host&heap_size=64M", pg_options=same)
 print("fine")
 """,
     )
     assert result.stdout.count("fine") == 2
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_example_trains_as_gloo_does(mpirun, n):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     job = mpirun(n, EXAMPLES / "torch_ddp_digits.py", "--epochs", 3, "--backend", "host", timeout=120.0)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import nvsym
 from nvsym._settings import load
 
-from .process_group import create, job_begun
+from .process_group import check_job, create, job_begun
 
 _ADDRESS_BYTES = 1024
 _PREFIX = "nvsym-torch-"
@@ -37,13 +37,23 @@ def register() -> None:
 
 def _rendezvous(url, timeout=None, **_):
     """The store, rank and size of this process, all from nvsym's job, which begins here if there is none yet."""
-    given = dict(parse_qsl(urlsplit(url).query))
-    rank, size = int(given.pop("rank", -1)), int(given.pop("world_size", -1))
+    parts = urlsplit(url)
+    if misplaced := parts.netloc + parts.path.strip("/") + parts.fragment:
+        raise ValueError(
+            f"init_method: {url!r} has {misplaced!r} where nothing is; options are behind ?: nvsym://?backend=host"
+        )
+    given = dict(parse_qsl(parts.query))
+    try:
+        rank, size = int(given.pop("rank", -1)), int(given.pop("world_size", -1))
+    except ValueError:
+        raise ValueError(f"init_method: {url!r} has a rank or world_size that is no whole number") from None
     if unknown := [name for name in given if name not in _INIT_OPTIONS]:
         raise ValueError(f"init_method: {url!r} has the option {unknown[0]!r}; there are {', '.join(_INIT_OPTIONS)}")
     if not nvsym.is_initialized():
         nvsym.init(**given)
         job_begun()
+    else:
+        check_job("init_method", given.get("backend", "auto"), given.get("heap_size"))
     ctx = nvsym.context()
     me, n = ctx.my_pe(), ctx.n_pes()
     if rank not in (-1, me) or size not in (-1, n):

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 import nvsym
+from nvsym._settings import format_size, parse_size
 from nvsym.collectives import refuse
-from nvsym.errors import NotAvailableError, NVSymError, PeerError
+from nvsym.errors import NotAvailableError, NVSymError, PeerError, SettingError
 from nvsym.job import check_kernels
 
 from .lines import GpuLine, HostLine
@@ -68,10 +69,31 @@ def job_begun() -> None:
     _shared.job_is_ours = True
 
 
+def check_job(where: str, backend: str, heap_size: int | str | None) -> None:
+    """The job that runs already is what the options ask for, or a ValueError says what it is."""
+    ctx = nvsym.context()
+    if backend not in ("auto", ctx.backend):
+        raise ValueError(
+            f"{where}: backend {backend!r} is asked for, and the job that runs is on {ctx.backend!r}; choose it where the job "
+            "begins: nvsym://?backend=, or nvsym.init(backend=)"
+        )
+    try:
+        asked = 0 if heap_size is None else parse_size(heap_size)
+    except ValueError as error:
+        raise SettingError(f"heap_size: {error}") from None
+    if asked > ctx.heap.size:
+        raise ValueError(
+            f"{where}: a heap of {format_size(asked)} is asked for, and that of the job that runs has {format_size(ctx.heap.size)}; "
+            "choose it where the job begins: nvsym://?heap_size=, nvsym.init(heap_size=) or NVSYM_HEAP_SIZE"
+        )
+
+
 def _begin(options, ranks, rank, size):
     """The job, if there is none yet, and the staging memory; by all PEs."""
     fresh = not nvsym.is_initialized()
     ctx = nvsym.init(backend=options.backend, heap_size=options.heap_size) if fresh else nvsym.context()
+    if not fresh:
+        check_job("pg_options", options.backend, options.heap_size)
     me, n = ctx.my_pe(), ctx.n_pes()
     if ranks != list(range(n)) or rank != me:
         if fresh:

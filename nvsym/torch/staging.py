@@ -52,10 +52,13 @@ class Staging:
 
     def __init__(self, options: Options, ctx: nvsym.SHMEMContext):
         if options.staging is not None:
-            first = parse_size(options.staging)
+            try:
+                first = parse_size(options.staging)
+            except ValueError as error:
+                raise ValueError(f"staging: {error}") from None
         else:
             first = min(_HOST_BYTES if ctx.device.is_host else _GPU_BYTES, ctx.heap.largest_free // 8)
-        if isinstance(options.groups, bool) or not 0 <= int(options.groups) <= 62:
+        if options.groups not in range(63) or isinstance(options.groups, bool):
             raise ValueError(f"groups: {options.groups!r} is not in 0..62")
         # The smallest part holds a piece for each PE, in and out.
         self._first = max(first // (4 * ALIGN), 4 * ctx.n_pes(), 64) * (4 * ALIGN)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,15 +45,32 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     Raises
     ------
     TypeError
-        If nvsym has no such type.
+        If it is no type of PyTorch's, or nvsym has no such type.
     """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: expected a torch.dtype such as torch.float32, not {dtype!r}")
     found = _NUMPY.get(dtype)
     if found is None:
         raise TypeError(f"dtype: nvsym has no element type for {dtype}")
     return found
 
 
-def tensor(buffer: nvsym.SHMEMBuffer[Any] | nvsym.Buffer, shape: Sequence[int] | None = None) -> torch.Tensor:
+def _lengths(given):
+    """The lengths of the axes, from numbers or from one sequence of them."""
+    try:
+        shape = tuple(operator.index(n) for n in given)
+    except TypeError:
+        try:
+            (only,) = given
+            shape = tuple(operator.index(n) for n in only)
+        except (TypeError, ValueError):
+            raise TypeError(f"shape: expected whole numbers, or one sequence of them, not {given!r}") from None
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape: {shape} has a length below zero")
+    return shape
+
+
+def tensor(buffer: nvsym.SHMEMBuffer[Any] | nvsym.Buffer, shape: Sequence[int] | int | None = None) -> torch.Tensor:
     """The memory of a buffer as a tensor, without a copy.
 
     PyTorch's current stream waits for what is enqueued on the context's stream so far; for other streams, and in the other
@@ -63,7 +81,7 @@ def tensor(buffer: nvsym.SHMEMBuffer[Any] | nvsym.Buffer, shape: Sequence[int] |
     ----------
     buffer : SHMEMBuffer or Buffer
         A slice, and the memory of another PE (``buffer.peer(pe)``), too.
-    shape : sequence of int, optional
+    shape : int or sequence of int, optional
         Default: the buffer's, which is one dimension for a SHMEMBuffer.
 
     Raises
@@ -80,12 +98,11 @@ def tensor(buffer: nvsym.SHMEMBuffer[Any] | nvsym.Buffer, shape: Sequence[int] |
         view = buffer
     else:
         raise TypeError(f"buffer: expected a SHMEMBuffer or a Buffer, not {type(buffer).__name__}")
-    if shape is None:
-        shape = view.shape
-    elif math.prod(shape) != view.num_elements:
-        raise ValueError(f"shape: {tuple(shape)} is {math.prod(shape)} elements, the buffer has {view.num_elements}")
+    shape = view.shape if shape is None else _lengths((shape,))
+    if math.prod(shape) != view.num_elements:
+        raise ValueError(f"shape: {shape} is {math.prod(shape)} elements, the buffer has {view.num_elements}")
     kind = torch_dtype(view.dtype)
-    return torch.from_dlpack(view.view(np.uint8)).view(kind).view(tuple(shape))
+    return torch.from_dlpack(view.view(np.uint8)).view(kind).view(shape)
 
 
 def empty(*shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -101,13 +118,14 @@ def empty(*shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Raises
     ------
+    TypeError, ValueError
+        If the shape is none, or nvsym has no such type.
     CollectiveError, HeapExhaustedError
         As for ``SHMEMBuffer[dtype](n)``, on every PE.
     """
-    if len(shape) == 1 and not isinstance(shape[0], int):
-        shape = tuple(shape[0])
+    lengths = _lengths(shape)
     kind = numpy_dtype(torch.get_default_dtype() if dtype is None else dtype)
-    return tensor(buffer_class[kind](math.prod(shape)), shape)
+    return tensor(buffer_class[kind](math.prod(lengths)), lengths)
 
 
 def buffer(tensor: torch.Tensor) -> nvsym.SHMEMBuffer[Any]:
