@@ -225,6 +225,8 @@ def _mpi():
                                 'pip install "nvsym[mpich]" brings one, or install Open MPI or MPICH') from error
     if MPI.Is_finalized():
         raise NotInitializedError("MPI has been finalized; a job cannot begin any more")
+    if not MPI.Is_initialized():    # a call of it would end the process
+        raise NotInitializedError("MPI has not been initialised: mpi4py.rc.initialize is off; call mpi4py.MPI.Init_thread() before")
     return MPI
 
 

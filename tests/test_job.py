@@ -166,6 +166,27 @@ def test_the_life_of_jobs(mpirun, n, nodes):
     assert done.pe_stdout == ["end\n"] * n
 
 
+def test_mpi_that_is_not_initialised(mpirun):
+    """MPI itself would end the process without a word of nvsym's."""
+    code = """
+import mpi4py
+mpi4py.rc.initialize = False
+import nvsym
+try:
+    nvsym.init()
+except nvsym.NotInitializedError as error:
+    print(error)
+from mpi4py import MPI
+MPI.Init_thread()
+print(nvsym.init().n_pes())
+nvsym.finalize()
+MPI.Finalize()
+"""
+    done = mpirun(2, code)
+    words = "MPI has not been initialised: mpi4py.rc.initialize is off; call mpi4py.MPI.Init_thread() before"
+    assert done.pe_stdout == [f"{words}\n2\n"] * 2
+
+
 def test_without_mpirun():
     """A job of one PE."""
     code = "import nvsym; nvsym.init(heap_size='1M'); print(nvsym.my_pe(), nvsym.n_pes()); nvsym.barrier_all()"
