@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symmetric memory of many GPUs, or of many host processes, for Python and Cython."""
 
+from . import _built as _built
 from ._version import __version__
 from .atomics import (
     atomic_add,

@@ -49,6 +49,17 @@ def test_it_loads_no_mpi_and_no_gpu_library():
     assert lines == ["False", "[]"]
 
 
+def test_a_source_tree_that_was_not_built_says_so(tmp_path):
+    tree = tmp_path / "nvsym"
+    tree.mkdir()
+    for name in ("__init__.py", "_built.py", "_version.py"):
+        (tree / name).write_bytes((PACKAGE / name).read_bytes())
+    words = [sys.executable, "-c", "import nvsym"]
+    done = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"nvsym in {tree} has no extension modules for this Python" in done.stderr.splitlines()[-1]
+
+
 def test_it_starts_no_thread_and_makes_no_file():
     lines = run(
         "import os\nbefore = set(os.listdir('/proc/self/fd'))\nimport numpy\n"
