@@ -6,7 +6,6 @@ from .runtime cimport Runtime
 
 cdef enum:
     MAX_DEVICES = 64
-    MAX_STREAMS = 64
 
 # A stream that nvsym enqueued work on. A stream of nvsym's own can be asked at any time; one of another library may be
 # destroyed by its owner, so an event is recorded behind each piece of work on it.
@@ -21,16 +20,21 @@ cdef struct Used:
 cdef class CudaRuntime(Runtime):
     cdef CUcontext contexts[MAX_DEVICES]    # primary contexts that are retained
     cdef int       n_devices
-    cdef Used      used[MAX_STREAMS]
+    cdef Used *    used
     cdef int       n_used
+    cdef int       used_room
     cdef CUstream  last                     # own stream of the last work: nothing to note
     cdef uint64_t  seq                      # counts work; a ticket is a value of it
     cdef uint64_t  done_seq
     cdef uint64_t  snapshot_seq             # 0: no snapshot is running
     cdef CUstream  side[MAX_DEVICES]        # for copies that wait for no stream
     cdef list      own_streams
+    cdef list      watchers                 # streams of which each is a part of a capture, to ask them whether that goes on
     cdef list      kept                     # (event, its context, what lives until it)
     cdef dict      spare_events             # by context: an event can be recorded on streams of its own context only
+    cdef dict      pinned                   # bytes of each piece of pinned memory, by its address
+    cdef list      parked                   # addresses of what nobody has any more: to free it waits for all that runs on a GPU
+    cdef size_t    parked_bytes
     cdef object    after_drain              # called once a stream or event has been waited for; may raise. None: nothing
 
     cdef int use(self, int device) except -1                # make the device's primary context current in this thread
@@ -44,14 +48,20 @@ cdef class CudaRuntime(Runtime):
     # is captured and one that is not, there is no such order: what is captured runs when its graph is launched.
     cdef int order_behind(self, void *before, void *after) except -1
     cdef int capture_id(self, void *stream, uint64_t *number) except -1     # 0: not captured
+    cdef int watch_capture(self, void *stream, uint64_t number) except -1
+    cdef bint capture_runs(self, uint64_t number) except -1
     cdef int forget_ended_captures(self) except -1
     cdef int keep_until(self, void *stream, object keep) except -1
     cdef CUcontext context_of(self, void *stream) except? NULL
     cdef CUevent spare_event(self, CUcontext context) except NULL
     cdef int put_back(self, CUevent event, CUcontext context) except -1
-    cdef int drain_contexts(self) except -1
+    cdef int make_room(self) except -1
+    cdef bint idle(self) except -1
+    cdef int free_parked(self) except -1
     cdef int take_snapshot(self) except -1
     cdef bint snapshot_done(self) except -1
+    # Copy through pinned blocks; False: it cannot be done here and now, and nothing was enqueued.
+    cdef bint stage(self, int device, void *dst, const void *src, size_t nbytes, bint to_host, void *stream) except -1
     cdef bint pageable(self, const void *ptr) except -1
     cdef CUstream side_stream(self, int device) except NULL
 

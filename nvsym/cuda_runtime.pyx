@@ -6,6 +6,7 @@ A call makes the primary context of its device current in the calling thread and
 """
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from .errors import BackendError, NotAvailableError
@@ -18,7 +19,7 @@ from .libcuda cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
     CUevent, CUresult, CUstream, CUstreamCaptureStatus)
 from .runtime cimport Runtime
-from .staging cimport staged_copy
+from .staging cimport follows_staged, staged_copy
 
 cdef extern from *:
     """
@@ -30,6 +31,9 @@ cdef extern from *:
 cdef enum:
     STAGED_BELOW = 65536    # bytes of pageable memory that the driver stages itself, without waiting, on the way to the GPU
     STAGED_NOW   = 1 << 20  # bytes from which staging is faster than the driver where the caller waits anyway
+    FIRST_ROOM   = 64       # streams
+
+cdef size_t MOST_PARKED = <size_t> 1 << 30     # bytes of pinned memory from which an allocation waits until it can be freed
 
 
 cdef class CudaRuntime(Runtime):
@@ -48,8 +52,14 @@ cdef class CudaRuntime(Runtime):
         self.n_devices = min(self.n_devices, MAX_DEVICES)
         self.seq = 1
         self.own_streams = []
+        self.watchers = []
+        self.pinned = {}
+        self.parked = []
         self.kept = []
         self.spare_events = {}
+
+    def __dealloc__(self):
+        free(self.used)
 
     cdef int use(self, int device) except -1:
         cdef CUcontext current = NULL
@@ -83,11 +93,7 @@ cdef class CudaRuntime(Runtime):
                 used = &self.used[i]
                 break
         else:
-            if self.n_used == MAX_STREAMS:
-                # More streams than there is room for: let them all finish, and begin anew. `marked` may run meanwhile.
-                self.last = NULL
-                self.drain_contexts()
-                self.forget_all()
+            self.make_room()
             used = &self.used[self.n_used]
             used.stream = stream
             used.own = <size_t> stream in self.own_streams
@@ -99,6 +105,7 @@ cdef class CudaRuntime(Runtime):
             self.last = stream
         elif self.capturing(stream):
             self.capture_id(stream, &used.capture)
+            self.watch_capture(stream, used.capture)
         else:
             CHECK_CUDA(cuda.cuEventRecord(used.event, used.stream), b"cuEventRecord")
             used.recorded, used.capture = True, 0
@@ -108,16 +115,31 @@ cdef class CudaRuntime(Runtime):
         if stream != self.last or stream == NULL:
             return False
         count_up(&self.seq)
-        return stream == self.last      # else the list of streams was begun anew meanwhile, perhaps without this one
+        return stream == self.last
 
-    def forget_all(self):
-        cdef int i
-        for i in range(self.n_used):
-            if self.used[i].event != NULL:
-                self.put_back(self.used[i].event, self.used[i].context)
-        self.n_used = 0
-        self.last = NULL
-        self.snapshot_seq = 0
+    cdef int make_room(self) except -1:
+        """Room for one more stream. Nothing is waited for: what is on a stream may be waiting for what comes after this call."""
+        cdef int i = 0, room
+        cdef Used *used
+        if self.n_used < self.used_room:
+            return 0
+        # Streams of others, and own ones that were dropped, are of no interest any more once their work is done.
+        if self.n_used > 0 and not self.any_capturing():
+            while i < self.n_used:
+                used = &self.used[i]
+                if used.own or not used.recorded or cuda.cuEventQuery(used.event) != CUDA_SUCCESS:
+                    i += 1
+                    continue
+                self.put_back(used.event, used.context)
+                self.n_used -= 1
+                self.used[i] = self.used[self.n_used]
+        if self.n_used > self.used_room // 2 or self.used_room == 0:
+            room = max(2 * self.used_room, <int> FIRST_ROOM)
+            used = <Used *> realloc(self.used, room * sizeof(Used))
+            if used == NULL:
+                raise MemoryError("no memory for the table of streams")
+            self.used, self.used_room = used, room
+        return 0
 
     cdef bint capturing(self, void *stream) except -1:
         cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
@@ -134,7 +156,7 @@ cdef class CudaRuntime(Runtime):
                 return True
         self.forget_ended_captures()
         for i in range(self.n_used):
-            if not self.used[i].own and not self.used[i].recorded:
+            if not self.used[i].own and (self.used[i].capture != 0 or not self.used[i].recorded):
                 return True
         return False
 
@@ -174,14 +196,48 @@ cdef class CudaRuntime(Runtime):
             number[0] = 0
         return 0
 
+    cdef int watch_capture(self, void *stream, uint64_t number) except -1:
+        """Make a stream of nvsym's own a part of the capture that a stream of others is in.
+
+        The other stream may be destroyed when the capture has ended, and to ask the driver about it then would end the process.
+        """
+        cdef CUstream watcher = NULL
+        cdef uint64_t other = 0
+        if number == 0 or self.capture_runs(number):
+            return 0
+        for handle in self.watchers:
+            self.capture_id(<void *> <size_t> handle, &other)
+            if other == 0:
+                watcher = <CUstream> <size_t> handle
+                break
+        else:
+            CHECK_CUDA(cuda.cuStreamCreate(&watcher, CU_STREAM_NON_BLOCKING), b"cuStreamCreate")
+            self.watchers.append(<size_t> watcher)
+        self.stream_order(stream, watcher)
+        self.stream_order(watcher, stream)      # a capture cannot end while a stream has not come back
+        return 0
+
+    cdef bint capture_runs(self, uint64_t number) except -1:
+        """Whether a capture that is watched has not ended."""
+        cdef uint64_t other = 0
+        for handle in self.watchers:
+            self.capture_id(<void *> <size_t> handle, &other)
+            if other == number and number != 0:
+                return True
+        return False
+
     cdef int forget_ended_captures(self) except -1:
-        """Drop the streams of others that were last seen while they were captured, and no longer are.
+        """Forget the captures of streams of others that have ended, and streams that were seen in one only.
 
         What was captured runs when its graph is launched, which nvsym does not see: the graph's owner keeps its buffers.
         """
         cdef int i = 0
         while i < self.n_used:
-            if self.used[i].own or self.used[i].recorded or self.capturing(self.used[i].stream):
+            if self.used[i].own or (self.used[i].recorded and self.used[i].capture == 0) or self.capture_runs(self.used[i].capture):
+                i += 1
+                continue
+            if self.used[i].recorded:   # the event is behind what was enqueued before the capture
+                self.used[i].capture = 0
                 i += 1
                 continue
             if self.used[i].event != NULL:
@@ -217,7 +273,7 @@ cdef class CudaRuntime(Runtime):
         for i in range(self.n_used):
             used = &self.used[i]
             if not used.own:
-                if not used.recorded:
+                if used.capture != 0 or not used.recorded:
                     return 0
                 continue
             if self.capturing(used.stream):
@@ -263,22 +319,13 @@ cdef class CudaRuntime(Runtime):
         if alone:
             self.done_seq = max(self.done_seq, seq)
         self.reap()
+        if self.parked and (alone or self.idle()):
+            self.free_parked()
         return 0
 
-    cdef int drain_contexts(self) except -1:
-        """Wait for all work on all GPUs that nvsym has used."""
-        cdef CUcontext current = NULL
-        cdef int i
-        CHECK_CUDA(cuda.cuCtxGetCurrent(&current), b"cuCtxGetCurrent")
-        try:
-            for i in range(self.n_devices):
-                if self.contexts[i] != NULL:
-                    self.use(i)
-                    with nogil:
-                        CHECK_CUDA(cuda.cuCtxSynchronize(), b"cuCtxSynchronize")
-        finally:
-            CHECK_CUDA(cuda.cuCtxSetCurrent(current), b"cuCtxSetCurrent")
-        return 0
+    cdef bint idle(self) except -1:
+        """Whether nothing of what nvsym has enqueued is left to do."""
+        return not self.any_capturing() and self.ticket_done(self.seq)
 
     cdef CUcontext context_of(self, void *stream) except? NULL:
         """The context of a stream; of one that the driver does not know, or will not tell of now, the current one."""
@@ -318,13 +365,13 @@ cdef class CudaRuntime(Runtime):
         event = self.spare_event(context)
         CHECK_CUDA(cuda.cuEventRecord(event, stream), b"cuEventRecord")
         self.kept.append((<size_t> event, <size_t> context, keep))
-        if len(self.kept) >= 64 and not self.any_capturing():    # the question would end a capture
+        if len(self.kept) >= 64:
             self.reap()
         return 0
 
     cdef void reap(self) noexcept:
         cdef list kept = self.kept
-        if not kept:
+        if not kept or self.any_capturing():    # the question would end a capture
             return
         self.kept = []
         for event, context, keep in kept:
@@ -348,12 +395,22 @@ cdef class CudaRuntime(Runtime):
         cdef bint from_host = not to_host and self.pageable(src)
         if (to_host or from_host) and self.capturing(stream):
             raise BackendError("a copy of pageable host memory cannot be captured into a CUDA graph; use a HostBuffer")
-        # The driver would keep the caller in a copy to pageable memory until the stream has come to it.
-        if not ((to_host or from_host and nbytes > STAGED_BELOW) and staged_copy(device, dst, src, nbytes, to_host, stream)):
+        # The driver would keep the caller in a copy to pageable memory until the stream has come to it. From there it would take now
+        # what such a copy has yet to bring.
+        cdef bint follows = from_host and follows_staged(src, nbytes)
+        if not ((to_host or from_host and (nbytes > STAGED_BELOW or follows)) and self.stage(device, dst, src, nbytes, to_host, stream)):
+            if follows:
+                raise BackendError("a copy from host memory that another copy has yet to bring data to needs pinned memory, which cannot "
+                                   "be allocated while a stream is in a capture; wait for the first copy, or use HostBuffers")
             with nogil:
                 CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, stream), b"cuMemcpyAsync")
         self.mark(stream)
         return self.keep_until(stream, keep)
+
+    cdef bint stage(self, int device, void *dst, const void *src, size_t nbytes, bint to_host, void *stream) except -1:
+        if staged_copy(device, dst, src, nbytes, to_host, stream, False):
+            return True
+        return not self.any_capturing() and staged_copy(device, dst, src, nbytes, to_host, stream, True)
 
     cdef CUstream side_stream(self, int device) except NULL:
         self.use(device)
@@ -369,7 +426,7 @@ cdef class CudaRuntime(Runtime):
         cdef CUstream side = self.side_stream(device)
         cdef bint to_host = nbytes >= STAGED_NOW and self.pageable(dst)
         cdef bint staged = nbytes >= STAGED_NOW and (to_host or self.pageable(src)) and (
-            staged_copy(device, dst, src, nbytes, to_host, side))
+            self.stage(device, dst, src, nbytes, to_host, side))
         with nogil:
             if not staged:
                 CHECK_CUDA(cuda.cuMemcpyAsync(<CUdeviceptr> dst, <CUdeviceptr> src, nbytes, side), b"cuMemcpyAsync")
@@ -428,12 +485,36 @@ cdef class CudaRuntime(Runtime):
 
     cdef void *alloc_pinned(self, int device, size_t nbytes) except NULL:
         cdef void *ptr = NULL
+        cdef CUresult status
         self.use(device)
-        CHECK_CUDA(cuda.cuMemHostAlloc(&ptr, max(nbytes, 1), CU_MEMHOSTALLOC_PORTABLE), b"cuMemHostAlloc")
+        if self.any_capturing():
+            raise BackendError("pinned memory cannot be allocated while a stream is being captured into a CUDA graph; make it before or "
+                               "after the capture")
+        if self.parked and (self.parked_bytes > MOST_PARKED or self.idle()):
+            self.free_parked()
+        status = cuda.cuMemHostAlloc(&ptr, max(nbytes, 1), CU_MEMHOSTALLOC_PORTABLE)
+        if status != CUDA_SUCCESS and self.parked:
+            self.free_parked()
+            status = cuda.cuMemHostAlloc(&ptr, max(nbytes, 1), CU_MEMHOSTALLOC_PORTABLE)
+        CHECK_CUDA(status, b"cuMemHostAlloc")
+        self.pinned[<size_t> ptr] = nbytes
         return ptr
 
     cdef void dealloc_pinned(self, void *ptr) noexcept:
-        cuda.cuMemFreeHost(ptr)
+        # Called from destructors. The driver frees it when all that runs on a GPU is done, which may be waiting for this thread.
+        self.parked.append(<size_t> ptr)
+        self.parked_bytes += <size_t> self.pinned.pop(<size_t> ptr, 0)
+
+    cdef int free_parked(self) except -1:
+        """Free pinned memory that was given up. It waits for all that runs on a GPU."""
+        cdef list parked = self.parked
+        cdef void *ptr
+        self.parked, self.parked_bytes = [], 0
+        for address in parked:
+            ptr = <void *> <size_t> address
+            with nogil:
+                cuda.cuMemFreeHost(ptr)
+        return 0
 
     # ---- streams and events -----------------------------------------------------------------------------------------
 
@@ -479,6 +560,8 @@ cdef class CudaRuntime(Runtime):
         with nogil:
             CHECK_CUDA(cuda.cuStreamSynchronize(stream), b"cuStreamSynchronize")
         self.reap()
+        if self.parked and self.idle():
+            self.free_parked()
         return self.raise_failure()
 
     cdef int raise_failure(self) except -1:

@@ -8,6 +8,11 @@
  *   ready   the host has dealt with: filled for the device, or emptied into pageable memory;
  *   done    the stream has copied.
  *
+ * A third one, of the ring, is written by the stream alone:
+ *
+ *   reached the number of the first block of a copy whose host memory an earlier copy fills: workers read it only when the
+ *           stream has come to it. All others are read as soon as there is a block for them.
+ *
  * The stream waits for `ready` and writes `done`; a worker waits for `done`, and the last of those that share a block
  * writes `ready`. No worker calls CUDA or Python, or waits for anything but these counters, so a stream that is stuck stops
  * only its own ring.
@@ -48,8 +53,19 @@ typedef struct staging_copy {
     uint64_t             count;
     size_t               part;      /* bytes that a worker takes at a time */
     int                  to_host;
+    int                  in_order;  /* read the host memory only when the stream has come to the copy */
     int                  fresh;     /* the host memory has no pages yet */
 } staging_copy;
+
+/* Host memory that a copy is bringing data to: until its blocks up to `last` are over. */
+typedef struct staging_range {
+    struct staging_range *next;
+    const char           *host;
+    size_t                nbytes;
+    struct staging_ring  *ring;
+    uint64_t              first;
+    uint64_t              last;
+} staging_range;
 
 typedef struct staging_ring {
     struct staging_ring *_Atomic next;
@@ -63,6 +79,7 @@ typedef struct staging_ring {
     _Atomic uint32_t    *unfinished; /* parts of the block in each slot */
     staging_copy        *first;     /* with blocks that nobody has taken */
     staging_copy        *last;
+    _Atomic uint64_t     awaited;   /* what `reached` has to be for the first copy; 0: nothing */
     _Atomic int          heading;   /* of the first copy: STAGING_TO_HOST, STAGING_TO_DEVICE, or 0 where there is none */
     void                *stream;    /* that the copies are on */
     int                  enqueuing; /* somebody is putting a copy on the stream just now */
@@ -75,6 +92,7 @@ typedef struct staging_pool {
     pthread_mutex_t lock;
     pthread_cond_t  work;
     staging_ring   *_Atomic rings;
+    staging_range  *arriving;
     int             threads;
     int             watched;        /* a worker sleeps and looks in turn, for all */
     _Atomic uint64_t unclaimed;     /* blocks of all rings */
@@ -90,6 +108,11 @@ static inline _Atomic uint64_t *staging_done(const staging_ring *ring, uint64_t 
     return (_Atomic uint64_t *)(ring->counters + (number % ring->slots * 2 + 1) * STAGING_STRIDE);
 }
 
+static inline _Atomic uint64_t *staging_reached(const staging_ring *ring)
+{
+    return (_Atomic uint64_t *)(ring->counters + ring->slots * 2 * STAGING_STRIDE);
+}
+
 static inline char *staging_block(const staging_ring *ring, uint64_t number)
 {
     return ring->blocks + number % ring->slots * ring->block;
@@ -97,7 +120,7 @@ static inline char *staging_block(const staging_ring *ring, uint64_t number)
 
 static inline size_t staging_size(size_t block, uint64_t slots)
 {
-    return slots * (block + 2 * STAGING_STRIDE);
+    return slots * (block + 2 * STAGING_STRIDE) + STAGING_STRIDE;
 }
 
 /* Whether the host and the stream are both through with a block; there is none below 1. */
@@ -125,7 +148,9 @@ static inline int staging_open(const staging_ring *ring)
     uint64_t number = atomic_load_explicit(&ring->claimed, memory_order_relaxed) + 1;
     if (heading == STAGING_TO_HOST)
         return atomic_load_explicit(staging_done(ring, number), memory_order_acquire) >= number;
-    return heading == STAGING_TO_DEVICE && staging_over(ring, number - ring->slots);
+    return heading == STAGING_TO_DEVICE && staging_over(ring, number - ring->slots) &&
+           atomic_load_explicit(staging_reached(ring), memory_order_acquire) >=
+               atomic_load_explicit(&ring->awaited, memory_order_relaxed);
 }
 
 static int staging_any_open(const staging_pool *pool)
@@ -139,6 +164,8 @@ static int staging_any_open(const staging_pool *pool)
 static inline void staging_head(staging_ring *ring)
 {
     int heading = ring->first == NULL ? 0 : ring->first->to_host ? STAGING_TO_HOST : STAGING_TO_DEVICE;
+    uint64_t awaited = heading == STAGING_TO_DEVICE && ring->first->in_order ? ring->first->first : 0;
+    atomic_store_explicit(&ring->awaited, awaited, memory_order_relaxed);
     atomic_store_explicit(&ring->heading, heading, memory_order_release);
 }
 
@@ -320,7 +347,7 @@ static staging_ring *staging_ring_new(staging_pool *pool, void *pinned, size_t b
     ring->counters = ring->blocks + slots * block;
     ring->block = block;
     ring->slots = slots;
-    memset(ring->counters, 0, slots * 2 * STAGING_STRIDE);
+    memset(ring->counters, 0, slots * 2 * STAGING_STRIDE + STAGING_STRIDE);
     ring->enqueuing = 1;
     pthread_mutex_lock(&pool->lock);
     ring->next = pool->rings;
@@ -356,12 +383,48 @@ static staging_ring *staging_take(staging_pool *pool, void *stream, size_t block
     return found;
 }
 
+/* Whether the host is through with blocks first .. last of a ring. A slot is used again only when it was over. */
+static int staging_through(const staging_ring *ring, uint64_t first, uint64_t last)
+{
+    uint64_t number = last - first < ring->slots ? first : last - ring->slots + 1;
+    for (; number <= last; number++)
+        if (atomic_load_explicit(staging_ready(ring, number), memory_order_acquire) < number)
+            return 0;
+    return 1;
+}
+
+/* Whether a copy is under way to host memory that has bytes in common with these. */
+static int staging_arriving(staging_pool *pool, const void *host, size_t nbytes)
+{
+    staging_range **link, *range;
+    const char *start = host;
+    int found = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (link = &pool->arriving; (range = *link) != NULL;) {
+        if (staging_through(range->ring, range->first, range->last)) {
+            *link = range->next;
+            free(range);
+            continue;
+        }
+        found |= start < range->host + range->nbytes && range->host < start + nbytes;
+        link = &range->next;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return found;
+}
+
 /* Hand a copy to the workers; its blocks get the next numbers. 0 where there is no memory. */
-static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *host, size_t nbytes, int to_host)
+static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *host, size_t nbytes, int to_host, int in_order)
 {
     staging_copy *copy = malloc(sizeof(staging_copy));
-    if (copy == NULL)
+    staging_range *range = to_host ? malloc(sizeof(staging_range)) : NULL;
+    if (copy == NULL || (to_host && range == NULL)) {
+        free(copy);
+        free(range);
         return 0;
+    }
+    if (to_host)
+        staging_arriving(pool, NULL, 0); /* forget those that are over */
     copy->fresh = to_host && staging_fresh(host, nbytes);
     /* Workers that are given the same huge page at once would each clear one, of which one is taken. */
     copy->part = copy->fresh ? ring->block : STAGING_PART;
@@ -372,6 +435,7 @@ static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *hos
     copy->first = ring->issued + 1;
     copy->count = (nbytes + ring->block - 1) / ring->block;
     copy->to_host = to_host;
+    copy->in_order = in_order;
     ring->issued += copy->count;
     pool->unclaimed += copy->count;
     if (ring->last != NULL)
@@ -381,6 +445,10 @@ static uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *hos
     ring->last = copy;
     staging_head(ring);
     uint64_t first = copy->first;
+    if (range != NULL) {
+        *range = (staging_range){pool->arriving, host, nbytes, ring, first, first + copy->count - 1};
+        pool->arriving = range;
+    }
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
     return first;

@@ -30,13 +30,16 @@ cdef extern from "staging.h" nogil:
         STAGING_THREADS
     void *staging_ready(const staging_ring *ring, uint64_t number)
     void *staging_done(const staging_ring *ring, uint64_t number)
+    void *staging_reached(const staging_ring *ring)
+    int staging_arriving(staging_pool *pool, const void *host, size_t nbytes)
     char *staging_block(const staging_ring *ring, uint64_t number)
     size_t staging_size(size_t block, uint64_t slots)
     staging_pool *staging_pool_new()
     int staging_start(staging_pool *pool, int threads)
     staging_ring *staging_ring_new(staging_pool *pool, void *pinned, size_t block, uint64_t slots)
     staging_ring *staging_take(staging_pool *pool, void *stream, size_t block)
-    uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *host, size_t nbytes, int to_host)
+    uint64_t staging_submit(staging_pool *pool, staging_ring *ring, void *host, size_t nbytes, int to_host,
+                            int in_order)
     void staging_release(staging_pool *pool, staging_ring *ring)
     void staging_abandon(staging_pool *pool, staging_ring *ring)
 
@@ -75,7 +78,7 @@ cdef bint able(int device) except -1:
     return _able[device] > 0
 
 
-cdef staging_ring *take_ring(size_t nbytes, void *stream) except NULL:
+cdef staging_ring *take_ring(size_t nbytes, void *stream, bint may_allocate) except? NULL:
     global _pool
     cdef void *pinned = NULL
     cdef size_t block = block_for(nbytes)
@@ -88,7 +91,7 @@ cdef staging_ring *take_ring(size_t nbytes, void *stream) except NULL:
     if staging_start(_pool, max(1, min(<int> STAGING_THREADS, len(os.sched_getaffinity(0)) - 1))) == 0:
         raise MemoryError("no thread could be started to copy pageable memory")
     ring = staging_take(_pool, stream, block)
-    if ring == NULL:
+    if ring == NULL and may_allocate:
         with nogil:
             CHECK_CUDA(cuda.cuMemHostAlloc(&pinned, staging_size(block, slots), CU_MEMHOSTALLOC_PORTABLE),
                        b"cuMemHostAlloc")
@@ -122,7 +125,7 @@ cdef int join(void *behind, void *before, void *event) except -1 nogil:
     return 0
 
 
-cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes, bint to_host, void *main) except -1 nogil:
+cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes, bint to_host, bint in_order, void *main) except -1 nogil:
     """Put the copies of the blocks on the stream, each between a wait for the host and the word to it.
 
     Between two copies on one stream the link idles for the wait and the word. So a large copy goes by two streams in turn.
@@ -131,6 +134,9 @@ cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes
     cdef size_t left = nbytes, now
     cdef bint two = nbytes > LANES_FROM * ring.block
     cdef void *stream
+    if in_order:        # only now may the host memory be read
+        CHECK_CUDA(cuda.cuStreamWriteValue64(main, <CUdeviceptr> staging_reached(ring), first, CU_STREAM_WRITE_VALUE_DEFAULT),
+                   b"cuStreamWriteValue64")
     if two:
         join(ring.lane, main, ring.fork)
     while left > 0:
@@ -166,24 +172,31 @@ cdef int enqueue(staging_ring *ring, char *device, uint64_t first, size_t nbytes
     return 0
 
 
-cdef int staged_copy(int device, void *dst, const void *src, size_t nbytes, bint to_host, void *stream) except -1:
+cdef bint follows_staged(const void *host, size_t nbytes) noexcept:
+    return _pool != NULL and staging_arriving(_pool, host, nbytes) != 0
+
+
+cdef int staged_copy(int device, void *dst, const void *src, size_t nbytes, bint to_host, void *stream, bint may_allocate) except -1:
     cdef staging_ring *ring
     cdef uint64_t first
+    cdef bint in_order = not to_host and follows_staged(src, nbytes)
     if not able(device):
         return 0
-    ring = take_ring(nbytes, stream)
+    ring = take_ring(nbytes, stream, may_allocate)
+    if ring == NULL:
+        return 0
     try:
         open_lane(ring, device)
     except BaseException:
         staging_release(_pool, ring)
         raise
-    first = staging_submit(_pool, ring, dst if to_host else <void *> src, nbytes, to_host)
+    first = staging_submit(_pool, ring, dst if to_host else <void *> src, nbytes, to_host, in_order)
     if first == 0:
         staging_release(_pool, ring)
         raise MemoryError("no memory for a copy of pageable memory")
     try:
         with nogil:
-            enqueue(ring, <char *> src if to_host else <char *> dst, first, nbytes, to_host, stream)
+            enqueue(ring, <char *> src if to_host else <char *> dst, first, nbytes, to_host, in_order, stream)
     except BaseException:
         staging_abandon(_pool, ring)
         raise

@@ -130,11 +130,13 @@ def test_a_lock_by_compare_swap(ctx):
         while nvsym.atomic_compare_swap(lock, 0, me + 1, 0) != 0:
             pass
         nvsym.get(got, value, 0)
+        ctx.stream.synchronize()
         nvsym.put(value, got + 1, 0)
         nvsym.quiet()
         assert nvsym.atomic_swap(lock, 0, 0) == me + 1
     nvsym.barrier_all()
     nvsym.get(got, value, 0)
+    ctx.stream.synchronize()
     assert got[0] == n * rounds
     nvsym.barrier_all()
 

@@ -44,7 +44,8 @@ from ..kernels.exchange cimport MOVE_ALLTOALL, MOVE_BROADCAST, MOVE_FCOLLECT, Di
 from ..kernels.launch cimport arch_of, forget_kernels, launch_kernel
 from ..kernels.put cimport PutKernels
 from ..libcuda cimport (
-    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUfunction, CUmodule, CUstream, CUstreamCaptureStatus)
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CU_FUNC_ATTRIBUTE_NUM_REGS, CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUfunction, CUmodule,
+    CUstream, CUstreamCaptureStatus)
 from ..libnvshmem cimport (
     NVSHMEM_STATUS_IS_INITIALIZED, NVSHMEM_STATUS_LIMITED_MPG,
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID, NVSHMEM_TEAM_INVALID, NVSHMEM_TEAM_WORLD, NVSHMEMX_INIT_WITH_MPI_COMM,
@@ -161,6 +162,7 @@ cdef class NvshmemBackend(Backend):
             self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1 and self.n_pes > 1,
                                    settings["NVSYM_COPY_KERNEL"])
             self._open_kernels(agreement, load_compiler, settings["NVSYM_TIMEOUT"], settings["NVSYM_STAGE_SIZE"])
+            self._load_early()
         except BaseException:
             self.stop(agreement)
             raise
@@ -401,6 +403,7 @@ cdef class NvshmemBackend(Backend):
             self.amo_module = NULL
             for page in self.amo_pages:
                 self.gpu.dealloc_pinned(<void *> <size_t> page)
+        self.gpu.free_parked()
         self.started = False
         with nogil:
             nvshmem.nvshmemx_hostlib_finalize()
@@ -445,6 +448,19 @@ cdef class NvshmemBackend(Backend):
         self.gpu.after_drain = self._raise_failure
         self._open_stages(agreement, stage_size)
         self._open_levels(agreement)
+
+    def _load_early(self):
+        """Load what one-sided operations need now, while nothing waits on a stream.
+
+        The driver loads a module when all that runs on the GPU is done. So a first `put`, behind a `signal_wait_until` on another stream,
+        would wait for a signal that a PE may only send when it has seen the `put`.
+        """
+        if self.puts.put_up_to or self.puts.get_up_to or self.puts.signal_up_to:
+            self.puts.ready()
+        try:
+            self.load_atomics()
+        except BackendError:
+            pass    # the first atomic operation tries again, and says why
 
     def _raise_failure(self):
         """What a kernel failed with is raised by the first call that waits, too."""
@@ -839,12 +855,17 @@ cdef class NvshmemBackend(Backend):
 
     cdef int load_atomics(self) except -1:
         cdef CUmodule module = NULL
+        cdef int registers = 0
         text = amo_kernels.ptx()
+        self.gpu.use(self.ordinal)
         CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> text), b"cuModuleLoadData")
         for op, kind, size in amo_kernels.ENTRIES:
             name = amo_kernels.entry_name(op, kind, size).encode()
             CHECK_CUDA(cuda.cuModuleGetFunction(&self.amo[kind == "float"][<int> _AMO_NAMES.index(op)][size == 8], module,
                                                 <const char *> name), b"cuModuleGetFunction")
+            # As in load_functions: a lazy driver loads it now.
+            CHECK_CUDA(cuda.cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS,
+                                               self.amo[kind == "float"][<int> _AMO_NAMES.index(op)][size == 8]), b"cuFuncGetAttribute")
         self.amo_pages, self.amo_spare = [], []
         self.add_amo_page()
         self.amo_module = module

@@ -16,7 +16,7 @@ import statistics
 import struct
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import BackendError, NotAvailableError
@@ -155,8 +155,14 @@ def begin_loading(arch):
     """
     executor = ThreadPoolExecutor(1, "nvsym-nvrtc")
     orders = executor.submit(order_cubin, arch)
+    puts = executor.submit(put_cubin, arch)  # into the cache
     executor.shutdown(wait=False)
-    return orders.result
+
+    def result():
+        wait([puts])
+        return orders.result()
+
+    return result
 
 
 def _include_folder():

@@ -53,7 +53,9 @@ cdef size_t load_functions(CudaRuntime gpu, int ordinal, bytes cubin, object nam
     cdef CUfunction function
     cdef int i, registers
     gpu.use(ordinal)
-    CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> cubin), b"cuModuleLoadData")
+    cdef const char *image = cubin
+    with nogil:     # the driver may wait for all that runs on the GPU
+        CHECK_CUDA(cuda.cuModuleLoadData(&module, image), b"cuModuleLoadData")
     try:
         for i in range(len(names) - 1, -1, -1):
             name = names[i].encode()

@@ -59,12 +59,16 @@ cdef class PutKernels:
     cdef int prepare(self) except -1:
         cdef CUfunction functions[2]
         cdef int arch
+        cdef size_t module
         if self.copy != NULL:
             return 0
         arch = arch_of(self.ordinal)
         self.overlap = can_launch_early(arch)
         cubin, _ = compiler.put_cubin(arch)
-        self.module = load_functions(self.gpu, self.ordinal, cubin, ("nvsym_copy", "nvsym_copy_signal"), functions)
+        module = load_functions(self.gpu, self.ordinal, cubin, ("nvsym_copy", "nvsym_copy_signal"), functions)
+        if self.copy != NULL:       # another thread was faster
+            return CHECK_CUDA(cuda.cuModuleUnload(<CUmodule> module), b"cuModuleUnload")
+        self.module = module
         self.copy_signal, self.copy = functions[1], functions[0]
         return 0
 

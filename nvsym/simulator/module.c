@@ -313,6 +313,7 @@ CALL(cuModuleLoadData, AFTER_INIT, (void **out, const void *image), (out, image)
     static const unsigned char fatbin[] = {0x50, 0xed, 0x55, 0xba};
     if (!memcmp(start, "\177ELF", 4) || !memcmp(start, fatbin, 4))
         return broke(NO_BINARY_FOR_GPU, "cuModuleLoadData: the simulator runs no machine code of a GPU");
+    sim_drain(); /* as the driver was seen to, on an H200 */
     module *m = calloc(1, sizeof *m);
     m->magic = MODULE_MAGIC;
     CUresult status = read_ptx(image, m);
@@ -330,6 +331,7 @@ CALL(cuModuleUnload, AFTER_INIT, (void *handle), (handle), "%p", handle)
     module *m = handle;
     if (m == NULL || m->magic != MODULE_MAGIC)
         return broke(INVALID_HANDLE, "cuModuleUnload: %p is no module", handle);
+    sim_drain();
     m->magic = 0;
     count_modules--;
     free_module(m);

@@ -52,7 +52,7 @@ int probe_copy(staging_pool *pool, size_t block, uint64_t slots, char *host, cha
             return -1;
         ring->stream = stream;
     }
-    uint64_t first = staging_submit(pool, ring, host, nbytes, to_host);
+    uint64_t first = staging_submit(pool, ring, host, nbytes, to_host, 0);
     if (first != 0)
         run_stream(ring, device, first, nbytes, to_host);
     staging_release(pool, ring);
@@ -64,7 +64,7 @@ staging_ring *probe_stuck(staging_pool *pool, size_t block, uint64_t slots, char
 {
     void *memory = aligned_alloc(64, (staging_size(block, slots) + 63) / 64 * 64);
     staging_ring *ring = memory == NULL ? NULL : staging_ring_new(pool, memory, block, slots);
-    return ring != NULL && staging_submit(pool, ring, host, nbytes, 1) != 0 ? ring : NULL;
+    return ring != NULL && staging_submit(pool, ring, host, nbytes, 1, 0) != 0 ? ring : NULL;
 }
 
 /* Give a ring up: 1 if nothing waits for it any more, nor for any other ring. */
