@@ -772,6 +772,11 @@ cdef class NvshmemBackend(Backend):
 
     cdef int signal_op(self, uint64_t *sig, uint64_t value, int op, int pe, void *stream, object keep) except -1:
         self.gpu.use(self.ordinal)
+        if self.fences(stream) and self.puts.signal_up_to and self.puts.ready():
+            # In a graph NVSHMEM's may come before what kernels have stored; this one releases it.
+            self.puts.put_signal(<char *> sig, <const char *> sig, 0, <uint64_t *> (<char *> sig + self.near[pe]), value,
+                                 op == NVSYM_SIGNAL_ADD, stream)
+            return self.gpu.mark(stream)
         with nogil:
             nvshmem.nvshmemx_signal_op_on_stream(sig, value, op, pe, stream)
         return self.gpu.mark(stream)

@@ -628,6 +628,36 @@ def test_capture(ctx, limited, meet):
     meet()
 
 
+def test_signal_op_in_a_graph_is_behind_the_puts(ctx, limited, meet):
+    me, n = ctx.my_pe(), ctx.n_pes()
+    left, right = (me - 1) % n, (me + 1) % n
+    stream = nvsym.Stream()
+    size = 30_000  # the kernel's where PEs share a GPU, the copy engine's to another one
+    source, dest, signal = F32(size), F32.zeros(size), U64.zeros(2)
+    found = ctx.enqueue_create_host_buffer(np.float32, size)
+    meet()
+    graph = Graph(stream)
+    nvsym.put(dest, source, right, stream=stream)
+    nvsym.signal_op(signal[0:1], 3, right, op="add", stream=stream)
+    nvsym.signal_op(signal[1:2], 2**64 - 1, right, stream=stream)
+    graph.end()
+    for step in range(1, 21):
+        source.fill(100 * step + me, stream=stream)
+        graph.replay()
+        if limited:
+            stream.synchronize()
+            meet()
+        else:
+            nvsym.signal_wait_until(signal[0:1], "ge", 3 * step, stream=stream)
+        dest.enqueue_copy_to(found, stream=stream)
+        stream.synchronize()
+        assert (np.asarray(found) == 100 * step + left).all()
+        meet()
+    assert signal.to_numpy().tolist() == [60, 2**64 - 1]
+    graph.destroy()
+    meet()
+
+
 def test_deferred_frees(ctx, limited, meet):
     """A block that is dropped while work on it is enqueued is not handed out before that work is done."""
     me, n = ctx.my_pe(), ctx.n_pes()
