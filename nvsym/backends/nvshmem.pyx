@@ -1359,8 +1359,18 @@ cdef int c_put_signal(void *ctx, void *dest, const void *src, size_t nbytes, uin
 cdef int c_signal_op(void *ctx, uint64_t *sig, uint64_t value, int op, int pe, void *stream, Status *status) noexcept nogil:
     if not ready(ctx, &stream) and use(ctx, status):
         return -1
+    if (<NvshmemBackend> ctx).fences(stream):
+        return signal(ctx, sig, value, op, pe, stream, status)
     nvshmem.nvshmemx_signal_op_on_stream(sig, value, op, pe, stream)
     return done(ctx, stream, status)
+
+
+cdef int signal(void *ctx, uint64_t *sig, uint64_t value, int op, int pe, void *stream, Status *status) noexcept with gil:
+    try:
+        return backend_of(ctx).signal_op(sig, value, op, pe, stream, None)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
 
 
 cdef int c_signal_wait(void *ctx, uint64_t *sig, int cmp, uint64_t value, void *stream, Status *status) noexcept nogil:
