@@ -324,6 +324,38 @@ def test_no_communicator_is_left(mpirun):
     assert done.pe_stdout == ["none left\nnone left\n"] * 3
 
 
+def test_a_team_whose_last_call_ran_after_its_end_leaves_no_communicator(mpirun):
+    """MPI has so many, for all jobs of a process."""
+    mpirun(
+        2,
+        """
+        import nvsym
+        from mpi4py import MPI
+
+        mine = []
+        try:
+            while True:
+                mine.append(MPI.COMM_SELF.Dup())
+                assert len(mine) < 10000
+        except MPI.Exception:
+            pass
+        for _ in range(12):     # a job takes eight at a time
+            mine.pop().Free()
+        for _ in range(8):
+            me = nvsym.init(heap_size="1M").my_pe()
+            a, signal = nvsym.SHMEMBuffer["int64"].full(1, 1), nvsym.SHMEMBuffer["uint64"].zeros(1)
+            stream, team = nvsym.Stream(), nvsym.TEAM_WORLD.split_strided(0, 1, 2)
+            nvsym.signal_wait_until(signal, "eq", 1, stream=stream)
+            nvsym.allreduce(a, a, team=team, stream=stream)
+            team.destroy()
+            nvsym.signal_op(signal, 1, me)
+            stream.synchronize()
+            assert a.to_numpy()[0] == 2
+            nvsym.finalize()
+        """,
+    )  # fmt: skip
+
+
 def test_a_with_block_that_ends_the_job(mpirun):
     mpirun(
         2,

@@ -366,6 +366,7 @@ cdef class HostBackend(Backend):
             self._unmap()
         else:
             _kept.append(self.segment)
+        self._let_leave()
         return 0
 
     def _await_threads(self):
@@ -585,9 +586,7 @@ cdef class HostBackend(Backend):
         team.set_members(pes, my_pe)
         t.host, t.team, t.me, t.n, t.pes = &self.state, <void *> team, my_pe, n, team.pes
         team.record.state = t
-        leaving, self.leaving = self.leaving, []
-        for left in leaving:
-            self.destroy_team(left)
+        self._let_leave()
         free_here = agreement.gather(sorted(self.free_slots), "choosing a team's control block")
         common = sorted(set(free_here[0]).intersection(*free_here[1:]))
         if not common:
@@ -639,6 +638,12 @@ cdef class HostBackend(Backend):
             t.comm.comm.Free()
             t.comm = None
         return 0
+
+    def _let_leave(self):
+        """End the teams that were destroyed before their last calls had run, where they have run since."""
+        leaving, self.leaving = self.leaving, []
+        for team in leaving:
+            self.destroy_team(team)
 
     cdef int collective(self, TeamData team, HostOp *op, void *stream, object keep) except -1:
         op.host = &self.state
