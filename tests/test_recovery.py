@@ -232,7 +232,7 @@ def test_what_a_signal_handler_raises(mpirun, n, nodes, call):
 from mpi4py import MPI
 
 class Alarm(Exception):
-    pass
+    __module__ = None
 
 def handler(*_):
     raise Alarm("rings")

@@ -30,8 +30,8 @@ from ..backend cimport (
 from ..device cimport host_device
 from ..host_runtime cimport HostRuntime, enqueue, get_host_runtime, host_op, inside_operation
 from ..status cimport (
-    STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status, raise_status,
-    status_interrupted, status_of, status_pe, status_text, text_bytes)
+    STATUS_BACKEND, STATUS_CLOSED, STATUS_COLLECTIVE, STATUS_EXITED, STATUS_INTERRUPTED, STATUS_TEXT, STATUS_TIMEOUT, Status,
+    raise_status, status_interrupted, status_of, status_pe, status_text, text_bytes)
 from ..stream cimport borrow_stream
 from ..types cimport NVSYM_CMP_GE, NVSYM_DTYPE_COUNT, NVSYM_SIGNAL_ADD
 
@@ -894,7 +894,8 @@ cdef int by_mpi(HostOp *op, int what, Status *status) noexcept with gil:
 
 cdef void caught(Status *status, object error) noexcept:
     """Note what Python code raised in a wait: an error of its own, or what a signal handler raised, which the caller gets as it is."""
-    own = isinstance(error, (NVSymError, MemoryError)) or type(error).__module__.startswith("mpi4py")
+    status_text(status, STATUS_BACKEND, b"it failed, and what it failed with cannot be said")    # if even that fails
+    own = isinstance(error, (NVSymError, MemoryError)) or str(type(error).__module__).startswith("mpi4py")
     if own or threading.get_ident() != threading.main_thread().ident:
         status_of(status, error)
     else:
