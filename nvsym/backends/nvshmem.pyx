@@ -766,17 +766,21 @@ cdef class NvshmemBackend(Backend):
             self.puts.put_signal(<char *> dest + self.near[pe], src, nbytes, <uint64_t *> (<char *> sig + self.near[pe]), value,
                                  op == NVSYM_SIGNAL_ADD, stream)
             return self.gpu.mark(stream)
+        if self.fences(stream):
+            self.exchange.fence(stream)
         with nogil:
             nvshmem.nvshmemx_putmem_signal_on_stream(dest, src, nbytes, sig, value, op, pe, stream)
         return self.gpu.mark(stream)
 
     cdef int signal_op(self, uint64_t *sig, uint64_t value, int op, int pe, void *stream, object keep) except -1:
         self.gpu.use(self.ordinal)
-        if self.fences(stream) and self.puts.signal_up_to and self.puts.ready():
-            # In a graph NVSHMEM's may come before what kernels have stored; this one releases it.
-            self.puts.put_signal(<char *> sig, <const char *> sig, 0, <uint64_t *> (<char *> sig + self.near[pe]), value,
-                                 op == NVSYM_SIGNAL_ADD, stream)
-            return self.gpu.mark(stream)
+        if self.fences(stream):
+            # In a graph NVSHMEM's may come before what kernels have stored; nvsym's own releases it.
+            if self.puts.signal_up_to and self.puts.ready():
+                self.puts.put_signal(<char *> sig, <const char *> sig, 0, <uint64_t *> (<char *> sig + self.near[pe]), value,
+                                     op == NVSYM_SIGNAL_ADD, stream)
+                return self.gpu.mark(stream)
+            self.exchange.fence(stream)
         with nogil:
             nvshmem.nvshmemx_signal_op_on_stream(sig, value, op, pe, stream)
         return self.gpu.mark(stream)
@@ -1352,8 +1356,19 @@ cdef int c_put_signal(void *ctx, void *dest, const void *src, size_t nbytes, uin
                       void *stream, Status *status) noexcept nogil:
     if not ready(ctx, &stream) and use(ctx, status):
         return -1
+    if (<NvshmemBackend> ctx).fences(stream):
+        return put_with_signal(ctx, dest, src, nbytes, sig, value, op, pe, stream, status)
     nvshmem.nvshmemx_putmem_signal_on_stream(dest, src, nbytes, sig, value, op, pe, stream)
     return done(ctx, stream, status)
+
+
+cdef int put_with_signal(void *ctx, void *dest, const void *src, size_t nbytes, uint64_t *sig, uint64_t value, int op, int pe,
+                         void *stream, Status *status) noexcept with gil:
+    try:
+        return backend_of(ctx).put_signal(dest, src, nbytes, sig, value, op, pe, stream, None)
+    except BaseException as error:
+        status_of(status, error)
+        return -1
 
 
 cdef int c_signal_op(void *ctx, uint64_t *sig, uint64_t value, int op, int pe, void *stream, Status *status) noexcept nogil:

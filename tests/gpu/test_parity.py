@@ -633,13 +633,14 @@ def test_signal_op_in_a_graph_is_behind_the_puts(ctx, limited, meet):
     left, right = (me - 1) % n, (me + 1) % n
     stream = nvsym.Stream()
     size = 30_000  # the kernel's where PEs share a GPU, the copy engine's to another one
-    source, dest, signal = F32(size), F32.zeros(size), U64.zeros(2)
+    source, dest, beside, signal = F32(size), F32.zeros(size), F32.zeros(size), U64.zeros(3)
     found = ctx.enqueue_create_host_buffer(np.float32, size)
     meet()
     graph = Graph(stream)
     nvsym.put(dest, source, right, stream=stream)
     nvsym.signal_op(signal[0:1], 3, right, op="add", stream=stream)
     nvsym.signal_op(signal[1:2], 2**64 - 1, right, stream=stream)
+    nvsym.put_signal(beside, source, signal[2:3], 1, right, op="add", stream=stream)  # more than a kernel takes
     graph.end()
     for step in range(1, 21):
         source.fill(100 * step + me, stream=stream)
@@ -652,8 +653,13 @@ def test_signal_op_in_a_graph_is_behind_the_puts(ctx, limited, meet):
         dest.enqueue_copy_to(found, stream=stream)
         stream.synchronize()
         assert (np.asarray(found) == 100 * step + left).all()
+        if not limited:
+            nvsym.signal_wait_until(signal[2:3], "eq", step, stream=stream)
+        beside.enqueue_copy_to(found, stream=stream)
+        stream.synchronize()
+        assert (np.asarray(found) == 100 * step + left).all()
         meet()
-    assert signal.to_numpy().tolist() == [60, 2**64 - 1]
+    assert signal.to_numpy().tolist() == [60, 2**64 - 1, 20]
     graph.destroy()
     meet()
 
