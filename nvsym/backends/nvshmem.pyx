@@ -16,6 +16,7 @@ import re
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from .. import _driver, _nvshmem
 from .._facts import facts_of, pool_capability
@@ -150,19 +151,26 @@ cdef class NvshmemBackend(Backend):
         self._check_settings(agreement)
         self._check_room(agreement, heap_size)
         load_compiler = None if _driver.is_simulated() else kernel_compiler.begin_loading(arch_of(self.ordinal))    # while NVSHMEM is busy
+        atomics = self._begin_atomics()
         try:
             self._initialize(agreement)
         except BaseException:
+            wait([atomics])
+            self.unload_atomics()
             if self.main != NULL and not self.started:
                 self.gpu.stream_destroy(self.main)
                 self.main = NULL
             raise
+        wait([atomics])     # where it failed, the first atomic operation tries again, and says why
         try:
             self._add_arena(agreement, heap_size)
             self.puts = PutKernels(self.gpu, self.ordinal, self.sharing == 1 and self.n_pes > 1,
                                    settings["NVSYM_COPY_KERNEL"])
             self._open_kernels(agreement, load_compiler, settings["NVSYM_TIMEOUT"], settings["NVSYM_STAGE_SIZE"])
-            self._load_early()
+            if self.puts.put_up_to or self.puts.get_up_to or self.puts.signal_up_to:
+                # The driver loads a module when all that runs on the GPU is done. So a first put, behind a signal_wait_until on another
+                # stream, would wait for a signal that a PE may only send when it has seen the put. The same goes for atomic operations.
+                self.puts.ready()
         except BaseException:
             self.stop(agreement)
             raise
@@ -398,11 +406,7 @@ cdef class NvshmemBackend(Backend):
             self.level_sums = NULL
         if self.puts is not None:
             self.puts.close()
-        if self.amo_module != NULL:
-            CHECK_CUDA(cuda.cuModuleUnload(self.amo_module), b"cuModuleUnload")
-            self.amo_module = NULL
-            for page in self.amo_pages:
-                self.gpu.dealloc_pinned(<void *> <size_t> page)
+        self.unload_atomics()
         self.gpu.free_parked()
         self.started = False
         with nogil:
@@ -448,19 +452,6 @@ cdef class NvshmemBackend(Backend):
         self.gpu.after_drain = self._raise_failure
         self._open_stages(agreement, stage_size)
         self._open_levels(agreement)
-
-    def _load_early(self):
-        """Load what one-sided operations need now, while nothing waits on a stream.
-
-        The driver loads a module when all that runs on the GPU is done. So a first `put`, behind a `signal_wait_until` on another stream,
-        would wait for a signal that a PE may only send when it has seen the `put`.
-        """
-        if self.puts.put_up_to or self.puts.get_up_to or self.puts.signal_up_to:
-            self.puts.ready()
-        try:
-            self.load_atomics()
-        except BackendError:
-            pass    # the first atomic operation tries again, and says why
 
     def _raise_failure(self):
         """What a kernel failed with is raised by the first call that waits, too."""
@@ -855,6 +846,15 @@ cdef class NvshmemBackend(Backend):
             self.amo_spare.append(<size_t> out)
         return 0
 
+    cdef int unload_atomics(self) except -1:
+        cdef CUmodule module = self.amo_module
+        self.amo_module = NULL
+        if module != NULL:
+            CHECK_CUDA(cuda.cuModuleUnload(module), b"cuModuleUnload")
+            for page in self.amo_pages:
+                self.gpu.dealloc_pinned(<void *> <size_t> page)
+        return 0
+
     cdef int add_amo_page(self) except -1:
         cdef char *page = <char *> self.gpu.alloc_pinned(self.ordinal, AMO_PAGE)
         cdef int i
@@ -862,12 +862,21 @@ cdef class NvshmemBackend(Backend):
         self.amo_spare.extend([<size_t> (page + 8 * i) for i in range(AMO_PAGE // 8)])
         return 0
 
+    def _begin_atomics(self):
+        """Begin to load the atomic operations in a thread: a driver that has them yet to assemble takes a quarter of a second."""
+        executor = ThreadPoolExecutor(1, "nvsym-atomics")
+        loading = executor.submit(lambda: self.load_atomics())
+        executor.shutdown(wait=False)
+        return loading
+
     cdef int load_atomics(self) except -1:
         cdef CUmodule module = NULL
         cdef int registers = 0
         text = amo_kernels.ptx()
+        cdef const char *image = text
         self.gpu.use(self.ordinal)
-        CHECK_CUDA(cuda.cuModuleLoadData(&module, <const char *> text), b"cuModuleLoadData")
+        with nogil:
+            CHECK_CUDA(cuda.cuModuleLoadData(&module, image), b"cuModuleLoadData")
         for op, kind, size in amo_kernels.ENTRIES:
             name = amo_kernels.entry_name(op, kind, size).encode()
             CHECK_CUDA(cuda.cuModuleGetFunction(&self.amo[kind == "float"][<int> _AMO_NAMES.index(op)][size == 8], module,
