@@ -89,8 +89,8 @@ def _parse_seconds(text):
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 1e9:
-        raise ValueError(f"{text!r} is not a number of seconds, 0 or more and below 1e9")
+    if value != 0 and not 1e-9 <= value < 1e9:  # less would be no nanosecond, and so no limit
+        raise ValueError(f"{text!r} is not a number of seconds, 0 or from 1e-9 to below 1e9")
     return value
 
 

@@ -159,6 +159,7 @@ BAD = [
     ("NVSYM_TIMEOUT", "-1"),
     ("NVSYM_TIMEOUT", "nan"),
     ("NVSYM_TIMEOUT", "inf"),
+    ("NVSYM_TIMEOUT", "1e-12"),
     ("NVSYM_INIT_TIMEOUT", "1 s"),
     ("NVSYM_ABORT_ON_EXCEPTION", "2"),
     ("NVSYM_MAX_TEAMS", "3"),
@@ -185,8 +186,8 @@ def test_bad_values(name, text):
 @pytest.mark.parametrize(
     ("name", "text", "wanted"),
     [
-        ("NVSYM_TIMEOUT", "soon", "a number of seconds, 0 or more and below 1e9"),
-        ("NVSYM_DRIVER_WATCH", "-1", "a number of seconds, 0 or more and below 1e9"),
+        ("NVSYM_TIMEOUT", "soon", "a number of seconds, 0 or from 1e-9 to below 1e9"),
+        ("NVSYM_DRIVER_WATCH", "-1", "a number of seconds, 0 or from 1e-9 to below 1e9"),
         ("NVSYM_SPIN", "many", "a whole number from 0 to 2147483647"),
         ("NVSYM_MAX_TEAMS", "4.0", "a whole number from 4 to 4096"),
     ],
