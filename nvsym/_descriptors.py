@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import os
 import select
-import shutil
 import socket
 import struct
 import tempfile
@@ -70,22 +69,24 @@ class DescriptorExchange:
 
     def open(self):
         """Listen; returns the socket's path, for the others."""
-        self._private = tempfile.mkdtemp(prefix="nvsym-fd-", dir=self._folder)  # 0700
-        path = os.path.join(self._private, "s")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = self._folder
         try:
+            self._private = tempfile.mkdtemp(prefix="nvsym-fd-", dir=self._folder)  # 0700
+            path = os.path.join(self._private, "s")
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._listener.bind(path)
+            self._listener.listen(self._size + 16)
         except OSError as error:
             raise NVSymError(
                 f"{path}: no socket can be made there ({error}); NVSYM_SHM_DIR names another folder"
             ) from error
-        self._listener.listen(self._size + 16)
         return path
 
     def connect(self, paths):
         """Connect to the members before this one. They need not have accepted yet."""
         for rank in range(self._rank):
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with _as_nvsym_error("a socket"):
+                peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._peers[rank] = peer
             try:
                 peer.connect(paths[rank])
@@ -106,7 +107,8 @@ class DescriptorExchange:
         while len(self._peers) < self._size - 1:
             missing = [rank for rank in range(self._rank + 1, self._size) if rank not in self._peers]
             self._wait(self._listener, deadline, missing, "connecting")
-            stranger = self._listener.accept()[0]
+            with _as_nvsym_error("the connection of another PE"):
+                stranger = self._listener.accept()[0]
             rank = None
             with contextlib.suppress(OSError, NVSymError):
                 if _peer_uid(stranger) == os.getuid():
@@ -173,7 +175,10 @@ class DescriptorExchange:
 
     def _remove_folder(self):
         if self._private is not None:
-            shutil.rmtree(self._private, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._private, "s"))
+            with contextlib.suppress(OSError):
+                os.rmdir(self._private)  # rmtree would need a descriptor, of which there may be none
             self._private = None
 
     def _deadline(self):
@@ -196,16 +201,24 @@ class DescriptorExchange:
         message = _MESSAGE.pack(_MAGIC, self._token, stage, self._rank)
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", descriptor))]
         try:
-            self._peers[rank].sendmsg([message], rights)
-        except (BrokenPipeError, ConnectionError) as error:
-            raise PeerExitedError(
-                f"{self._names[rank]} has closed its connection ({error})", [self._pes[rank]]
-            ) from error
+            with _as_nvsym_error(f"sending to {self._names[rank]}"):
+                self._peers[rank].sendmsg([message], rights)
+        except ConnectionError as error:
+            raise self._gone(rank, f" ({error})") from error
+
+    def _gone(self, rank, why=""):
+        """The error of a peer that has closed its connection; None: one that has not said who it is."""
+        name, pes = ("a process", []) if rank is None else (self._names[rank], [self._pes[rank]])
+        return PeerExitedError(f"{name} has closed its connection{why}", pes)
 
     def _receive(self, sock, stage, rank):
         """(sender, descriptor or None) of the next message."""
         # Room for one descriptor exactly: CMSG_SPACE would let a second one in unseen.
-        data, ancillary, flags, _ = sock.recvmsg(_MESSAGE.size + 1, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
+        try:
+            with _as_nvsym_error("receiving from another PE"):
+                data, ancillary, flags, _ = sock.recvmsg(_MESSAGE.size + 1, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError as error:  # it had not read what was sent to it
+            raise self._gone(rank, f" ({error})") from error
         descriptors = []
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -213,7 +226,7 @@ class DescriptorExchange:
         try:
             name = "a process" if rank is None else self._names[rank]
             if not data:
-                raise PeerExitedError(f"{name} has closed its connection", [] if rank is None else [self._pes[rank]])
+                raise self._gone(rank)
             if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
                 raise NVSymError(
                     f"{name} sent a descriptor that this process cannot take (limit of open files: ulimit -n?)"
@@ -230,6 +243,17 @@ class DescriptorExchange:
                 os.close(descriptor)
             raise
         return sender, descriptors[0] if descriptors else None
+
+
+@contextlib.contextmanager
+def _as_nvsym_error(what):
+    """An OSError, such as of too many open files, as an NVSymError; a ConnectionError, which is the peer's doing, stays."""
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise NVSymError(f"{what}: {error}") from error
 
 
 def _peer_uid(sock):

@@ -235,6 +235,57 @@ def test_no_more_descriptors(tmp_path):
             member.close()
 
 
+@contextlib.contextmanager
+def no_descriptor_left():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(name) for name in os.listdir("/proc/self/fd")) + 3, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while len(fillers) < 5000:
+                fillers.append(os.dup(0))
+        assert len(fillers) < 5000
+        yield
+    finally:
+        for descriptor in fillers:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_no_more_descriptors_for_sockets(tmp_path):
+    """All that fails here is an NVSymError, as `SymmetricPool.allocate` promises, and says where."""
+    group = members(2, tmp_path)
+    with no_descriptor_left(), pytest.raises(NVSymError, match=r"no socket can be made there .*Too many open files"):
+        group[0].open()
+    group[0].close()
+    paths = [member.open() for member in group]
+    with no_descriptor_left(), pytest.raises(NVSymError, match=r"a socket: .*Too many open files"):
+        group[1].connect(paths)
+    group[1].connect(paths)
+    with no_descriptor_left(), pytest.raises(NVSymError, match=r"the connection of another PE: .*Too many open files"):
+        group[0].accept()
+    for member in group:
+        member.close()
+    assert list(tmp_path.iterdir()) == []
+    missing = DescriptorExchange(0, 1, TOKEN, str(tmp_path / "nowhere"), ["PE 0"], 5.0)
+    with pytest.raises(NVSymError, match=r"nowhere: no socket can be made there .*NVSYM_SHM_DIR"):
+        missing.open()
+
+
+def test_member_that_failed_with_unread_messages(tmp_path):
+    """Its connection is reset: the others name the PE as one that is gone, and its own reason is the one that counts."""
+    group = members(2, tmp_path)
+    connected(group)
+    own = temporary(1)
+    group[1].exchange(own, [])
+    group[0].close()
+    with pytest.raises(PeerExitedError, match=r"PE 0 has closed its connection \(.*reset") as caught:
+        group[1].exchange(None, [0])
+    assert caught.value.pes == (0,) or list(caught.value.pes) == [0]
+    os.close(own)
+    group[1].close()
+
+
 def test_member_that_fails_is_not_waited_for(tmp_path):
     """It closes its connections: the others know at once."""
     group = members(3, tmp_path, limit=30.0)
