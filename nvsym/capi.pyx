@@ -337,7 +337,7 @@ cdef int synchronize(void *stream, Status *status) noexcept with gil:
 cdef const char *c_last_error() noexcept nogil:
     cdef Status *status = <Status *> NVSYM_LAST_STATUS()
     if status.code == STATUS_OK:
-        status_text(status, STATUS_OK, b"no call of this thread has failed")
+        status_text(status, STATUS_OK, b"the last call of this thread did not fail")
     return status.text
 
 
@@ -359,13 +359,20 @@ cdef int c_raise(int code) except -1:
     return raise_status(&other)
 
 
+cdef object as_object(void *obj, str expected):
+    if obj == NULL:
+        raise TypeError(f"{expected}, not NULL")
+    return <object> obj
+
+
 cdef void *c_buffer_data(void *obj, int dtype, size_t *count) except NULL:
     cdef SHMEMBuffer buffer
     cdef Buffer plain
-    cdef object given = <object> obj
+    cdef object given
     cdef object element
     cdef void *ptr
     cdef size_t n
+    given = as_object(obj, "buffer: expected a SHMEMBuffer or a Buffer")
     if isinstance(given, SHMEMBuffer):
         buffer = <SHMEMBuffer> given
         buffer.check()
@@ -385,7 +392,7 @@ cdef void *c_buffer_data(void *obj, int dtype, size_t *count) except NULL:
 
 
 cdef int c_stream_of(void *obj, void **stream) except -1:
-    return job_stream(current_job(), <object> obj, stream)
+    return job_stream(current_job(), None if obj == NULL else <object> obj, stream)
 
 
 cdef int c_team_of(void *obj, nvsym_team_t *team) except -1:
@@ -396,15 +403,17 @@ cdef int c_team_of(void *obj, nvsym_team_t *team) except -1:
 
 
 cdef SymmetricPool as_pool(void *obj):
-    if not isinstance(<object> obj, SymmetricPool):
-        raise TypeError(f"pool: expected a SymmetricPool, not {type(<object> obj).__name__}")
-    return <SymmetricPool> obj
+    cdef object given = as_object(obj, "pool: expected a SymmetricPool")
+    if not isinstance(given, SymmetricPool):
+        raise TypeError(f"pool: expected a SymmetricPool, not {type(given).__name__}")
+    return <SymmetricPool> given
 
 
 cdef void *c_pool_unicast(void *pool, void *device) except NULL:
-    if not isinstance(<object> device, Device):
-        raise TypeError(f"device: expected a Device, not {type(<object> device).__name__}")
-    return as_pool(pool).unicast_ptr(<Device> device)
+    cdef object given = as_object(device, "device: expected a Device")
+    if not isinstance(given, Device):
+        raise TypeError(f"device: expected a Device, not {type(given).__name__}")
+    return as_pool(pool).unicast_ptr(<Device> given)
 
 
 cdef void *c_pool_multicast(void *pool) except NULL:

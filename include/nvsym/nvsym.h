@@ -64,7 +64,7 @@ NVSYM_UNUSED static int nvsym_import(void)
 
 /* ---- errors --------------------------------------------------------------------------------------------------------- */
 
-/* What the last failed call of this thread failed with. Valid until the next one fails. */
+/* What the last call of this thread failed with. Valid until its next call, which may take the words away also where it succeeds. */
 NVSYM_INLINE_API const char *nvsym_last_error(void)
 {
     return nvsym_api_ ? nvsym_api_->last_error() : "nvsym_import() has not been called in this extension";
@@ -228,14 +228,14 @@ NVSYM_UNUSED static void *nvsym_buffer_data(PyObject *buffer, int dtype, size_t 
     return nvsym_imported() ? nvsym_api_->buffer_data(buffer, dtype, count) : NULL;
 }
 
-/* The stream of a `stream=` argument of Python: None (that of the context), an int, a Stream, a stream of another library. It
- * can be given to CUDA, too: on the NVSHMEM backend it is not NULL. 0, or -1 with an exception. */
+/* The stream of a `stream=` argument of Python: None or NULL (that of the context), an int, a Stream, a stream of another
+ * library. It can be given to CUDA, too: on the NVSHMEM backend it is not NULL. 0, or -1 with an exception. */
 NVSYM_UNUSED static int nvsym_stream_of(PyObject *object, nvsym_stream_t *stream)
 {
     return nvsym_imported() ? nvsym_api_->stream_of(object, stream) : -1;
 }
 
-/* The handle of a Team, or of None for TEAM_WORLD. 0, or -1 with an exception. It is valid as long as the team. */
+/* The handle of a Team, or of None or NULL for TEAM_WORLD. 0, or -1 with an exception. It is valid as long as the team. */
 NVSYM_UNUSED static int nvsym_team_of(PyObject *object, nvsym_team_t *team)
 {
     return nvsym_imported() ? nvsym_api_->team_of(object, team) : -1;

@@ -103,6 +103,11 @@ def objects(ctx):
     team.destroy()
     raises(nvsym.NVSymError, probe.team_fields, team)
     raises(TypeError, probe.team_fields, 3)
+    assert probe.null_arguments() == (ctx.stream.handle, n)
+    for name, function in probe.NO_OBJECTS.items():
+        text = raises(TypeError, function, ctx.device)
+        assert text.startswith(name), text
+        assert text.endswith("not NULL"), text
 
 
 def one_sided(ctx):
@@ -215,6 +220,9 @@ def errors(ctx):
     assert np.array_equal(buffer.to_numpy(), np.zeros(4))
     other = "another call of this thread came after it"
     assert other in raises(MemoryError, probe.check, C["memory"])
+    refused(probe.signal_op(a, 1, 3, 0), "argument", "op: 3")
+    ok(probe.quiet())
+    assert probe.last_error() == "the last call of this thread did not fail"
     ok(probe.put(a, a, 8, 0))
     ctx.barrier_all()
     if ctx.backend != "host":  # there the others have enqueued their part already, and would wait

@@ -36,6 +36,12 @@ cdef extern from *:
         }
         return NULL;
     }
+    static int stream_of_null(nvsym_stream_t *stream) { return nvsym_stream_of(NULL, stream); }
+    static int team_of_null(nvsym_team_t *team) { return nvsym_team_of(NULL, team); }
+    static void *data_of_null(void) { return nvsym_buffer_data(NULL, -1, NULL); }
+    static void *unicast_of_null(PyObject *device) { return nvsym_pool_unicast(NULL, device); }
+    static void *unicast_for_null(void) { return nvsym_pool_unicast(NULL, NULL); }
+    static void *multicast_of_null(void) { return nvsym_pool_multicast(NULL); }
     static int in_foreign_thread(foreign_args *args)
     {
         pthread_t thread;
@@ -49,6 +55,12 @@ cdef extern from *:
         int        n
         int        failed
     int in_foreign_thread(foreign_args *args)
+    int stream_of_null(nvsym_stream_t *stream) except -1
+    int team_of_null(nvsym_team_t *team) except -1
+    void *data_of_null() except NULL
+    void *unicast_of_null(object device) except NULL
+    void *unicast_for_null() except NULL
+    void *multicast_of_null() except NULL
 
 
 def without_gil(SHMEMBuffer data not None, SHMEMBuffer signal not None, int pe, int n):
@@ -58,6 +70,23 @@ def without_gil(SHMEMBuffer data not None, SHMEMBuffer signal not None, int pe, 
     if in_foreign_thread(&args):
         raise OSError("no thread")
     return args.failed
+
+
+def null_arguments():
+    """What takes None takes NULL, too: an argument of C that was not given."""
+    cdef nvsym_stream_t stream = NULL
+    cdef nvsym_team_t team = NULL
+    stream_of_null(&stream)
+    team_of_null(&team)
+    return <size_t> stream, team.n_pes
+
+
+NO_OBJECTS = {
+    "buffer": lambda device: <size_t> data_of_null(),
+    "pool": lambda device: <size_t> unicast_of_null(device),
+    "device": lambda device: <size_t> unicast_for_null(),
+    "pool: ": lambda device: <size_t> multicast_of_null(),
+}
 
 
 ACCESSORS = {
