@@ -72,7 +72,10 @@ cdef class Watch:
         if self.thread is None and self.limit > 0:
             self.ended = threading.Event()
             self.thread = threading.Thread(target=_look, args=(self, self.ended), name="nvsym-watch", daemon=True)
-            self.thread.start()
+            try:
+                self.thread.start()
+            except RuntimeError:    # there are no more, or the interpreter is ending (Python 3.12): the call matters more
+                self.thread, self.limit = None, 0
         return 0
 
     cdef int leave(self, CUresult status) except -1:

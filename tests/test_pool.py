@@ -243,6 +243,30 @@ def test_what_a_process_leaves_is_given_back_at_its_end(tmp_path):
     assert names.index("cuMulticastUnbind") < names.index("cuMemUnmap")
 
 
+@pytest.mark.parametrize("end", ["finalize", "exit"])
+def test_no_thread_is_needed_to_give_it_back(mpirun, end):
+    """Python 3.12 begins no thread at its end, and there may be no more before: nobody watches the calls then."""
+    code = """
+        import atexit, sys, threading
+        atexit.register(lambda: print(simulator.counters().memory(), flush=True))
+        from common import *
+        def refuse(thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        ctx = begin()
+        Pool.allocate(ctx.devices(), 100)
+        Pool.allocate([nvsym.Device(2), nvsym.Device(3)], 100)
+        meet()
+        threading.Thread.start = refuse
+        if sys.argv[1] == "finalize":
+            nvsym.finalize()
+            Pool.allocate([nvsym.Device(4), nvsym.Device(5)], 100)
+    """
+    env = simulator.environment(devices=6) | {"PYTHONPATH": SEARCHED}
+    job = mpirun(2, code, end, env=env)
+    assert job.pe_stdout == [f"{(0,) * 8}\n"] * 2, job.describe()
+    assert "giving back" not in job.stderr
+
+
 def test_gpus_that_cannot_address_each_other():
     run_alone(
         "assert 'cannot address' in Pool.why_unsupported(local_devices(2))\n"
