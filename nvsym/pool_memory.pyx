@@ -274,7 +274,7 @@ cdef class PoolMemory(MemoryOwner):
                 (<Reservation> reservation).size = 0
 
     def finish(self):
-        if self.exports == 0:
+        if self.exports == 0 and self in _lingering:    # another thread may sweep, too
             _lingering.remove(self)
             self.unmap_unicast()
             self.watch.close()

@@ -267,6 +267,33 @@ def test_no_thread_is_needed_to_give_it_back(mpirun, end):
     assert "giving back" not in job.stderr
 
 
+def test_threads_that_sweep_together():
+    """Mappings that arrays used are unmapped by the next allocation, whichever thread makes it."""
+    run_alone(
+        "import threading\n"
+        "devices, capsules, errors = local_devices(4), [], []\n"
+        "pairs = [devices[:2], devices[2:], devices[1:3]]\n"
+        "for pair in pairs:\n"
+        "    pool = Pool.allocate(pair, 100)\n"
+        "    capsules.append(pool.unicast_view(pair[0]).__dlpack__())\n"
+        "    drop(pool)\n"
+        "capsules.clear()\n"
+        "simulator.fail('cuMemUnmap:*:delay=0.05')\n"
+        "def allocate(pair):\n"
+        "    try:\n"
+        "        drop(Pool.allocate(pair, 100))\n"
+        "    except Exception as error:\n"
+        "        errors.append(error)\n"
+        "threads = [threading.Thread(target=allocate, args=(pair,)) for pair in pairs]\n"
+        "for thread in threads:\n"
+        "    thread.start()\n"
+        "for thread in threads:\n"
+        "    thread.join()\n"
+        "assert errors == [], errors\n"
+        "assert simulator.counters().memory() == (0,) * 8, simulator.counters()\n"
+    )
+
+
 def test_gpus_that_cannot_address_each_other():
     run_alone(
         "assert 'cannot address' in Pool.why_unsupported(local_devices(2))\n"
