@@ -78,6 +78,8 @@ class Allocation:
             self._step("mapping the memory", self._memory.map_all)
             self._step("releasing what is no longer needed", self._finish)
         except BaseException as error:
+            if not isinstance(error, Exception):  # such as a KeyboardInterrupt, which may come between two steps
+                self._agreement.leave("SymmetricPool.allocate", error)
             if self._memory is not None:
                 for failure in self._memory.release("its allocation failed"):
                     error.add_note(f"and giving back what there was: {failure}")
@@ -99,19 +101,26 @@ class Allocation:
 
     def _step(self, what, function, *args, retry=False):
         """Do a step here and hear how it went elsewhere; returns (whether to try again, result)."""
-        error = result = None
+        error: Any = None
+        result = told = None
         try:
             result = function(*args)
-        except BaseException as e:  # noqa: BLE001 - it is raised again, on all PEs, by the vote
+        except Exception as e:  # noqa: BLE001 - it is raised again, on all PEs, by the vote
+            error = told = e
+        except BaseException as e:  # noqa: BLE001 - what a signal handler raised: this PE raises it, the others hear of it
             error = e
+            told = NVSymError(f"it was left with {type(e).__name__}" + (f": {e}" if str(e) else ""))
         if error is not None and self._agreement.is_broken():
             raise error
         try:
-            return self._agreement.decide(f"SymmetricPool.allocate: {what}", error, retry), result
-        except BaseException:
+            return self._agreement.decide(f"SymmetricPool.allocate: {what}", told, retry), result
+        except BaseException as failure:
             # A descriptor that was made here, for others that will not take it.
             _close(*(result.values() if isinstance(result, dict) else [result]))
-            raise
+            if told is error:
+                raise
+            error._on_all_pes = getattr(failure, "_on_all_pes", False)
+            raise error from failure
 
     def _compare(self):
         what = "SymmetricPool.allocate"
@@ -151,16 +160,16 @@ class Allocation:
         """Returns the token of the exchange of descriptors."""
         token = os.urandom(TOKEN_BYTES) if self._me == _ROOT else b""
         granularity = 0
-        error = None
-        try:
+
+        def prepare():
+            nonlocal granularity
             self._memory = self._make_memory(self.transport.kind)
             self._memory.check_can_begin()
             granularity = self._memory.granularity()
             if self.transport.kind == "fabric":
                 self._memory.probe_fabric()
-        except BaseException as e:  # noqa: BLE001 - raised again, on all PEs, by the vote
-            error = e
-        self._agreement.decide("SymmetricPool.allocate: preparing", error, False)
+
+        self._step("preparing", prepare)
         rows = self._agreement.gather((granularity, token), "SymmetricPool.allocate: agreeing on a size")
         self._step("agreeing on a size", self._memory.check_size, max(row[0] for row in rows))
         return rows[_ROOT][1]
@@ -208,7 +217,8 @@ class Allocation:
             if not self._try_multicast(attempt < RETRIES):
                 return
             self._step("giving the multicast object back for another try", self._memory.drop_multicast)
-            time.sleep(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
+            # A step, too: what a signal handler raises in the pause is for all to hear.
+            self._step("waiting for another try", time.sleep, min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
 
     def _try_multicast(self, retry):
         """One attempt; returns whether all should try again."""

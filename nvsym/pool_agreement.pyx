@@ -60,6 +60,10 @@ cdef class PoolAgreement(Agreement):
         """Whether the members can no longer agree, because one of them was given up."""
         return self.broken is not None
 
+    def leave(self, str what, error):
+        """Note that `error` takes this PE out of what the others go on with, unless it is raised on all."""
+        self.left(what, error)
+
     def time_limit(self):
         """Seconds that a wait may last; 0: no limit."""
         return self.limit

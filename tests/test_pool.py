@@ -294,6 +294,32 @@ def test_threads_that_sweep_together():
     )
 
 
+def test_interrupt_between_two_tries(mpirun):
+    """Ctrl-C on one PE while all wait for the fabric manager: it is raised there, the others hear of it, nothing is left."""
+    code = """
+        import os, signal, threading
+        from common import *
+        ctx = begin()
+        simulator.fail("cuMulticastCreate:1-6:802@pe0")
+        before = holdings()
+        began = time.monotonic()
+        if ctx.my_pe() == 1:
+            threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            raises(KeyboardInterrupt, call=lambda: Pool.allocate(ctx.devices(), 100))
+        else:
+            raises(nvsym.NVSymError, "PE 1 on ", "KeyboardInterrupt", call=lambda: Pool.allocate(ctx.devices(), 100))
+        assert time.monotonic() - began < 5
+        simulator.fail()
+        assert holdings() == before
+        Pool.allocate(ctx.devices(), 100)
+        meet()
+        print("done")
+    """
+    env = simulator.environment(devices=4) | {"PYTHONPATH": SEARCHED}
+    job = mpirun(2, code, env=env)
+    assert job.pe_stdout == ["done\n"] * 2, job.describe()
+
+
 def test_gpus_that_cannot_address_each_other():
     run_alone(
         "assert 'cannot address' in Pool.why_unsupported(local_devices(2))\n"
