@@ -395,8 +395,10 @@ cdef int check_owners(list devices, list owners, Job job) except -1:
 cdef object _group_of(Job job, list members, uuids):
     from mpi4py import MPI
     largest = job.agreement.comm.Get_attr(MPI.TAG_UB) or 32767
-    # Calls about different sets do not mix, should threads make several at a time; nor do those of other layers with theirs.
-    tag = _FIRST_TAG + zlib.crc32(" ".join(sorted(uuids)).encode()) % (min(largest, 1 << 30) - _FIRST_TAG)
+    # Calls about different sets do not mix, should threads make several at a time; nor do those of other layers with theirs. MPI
+    # may keep what was sent to a PE that did not come for a later job, whose communicator has the number of this one's.
+    marks = [str(job.backend.facts[pe].mark) for pe in members]
+    tag = _FIRST_TAG + zlib.crc32(" ".join(sorted(uuids) + marks).encode()) % (min(largest, 1 << 30) - _FIRST_TAG)
     return Group(job.agreement.comm, members, tag)
 
 

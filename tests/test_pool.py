@@ -320,6 +320,27 @@ def test_interrupt_between_two_tries(mpirun):
     assert job.pe_stdout == ["done\n"] * 2, job.describe()
 
 
+def test_messages_of_a_job_do_not_reach_the_next(mpirun):
+    """What was sent to a PE that did not come to an allocation stays with MPI, and the next job has the same communicator."""
+    code = """
+        from common import *
+        for _ in range(2):
+            ctx = begin()
+            me, n = ctx.my_pe(), ctx.n_pes()
+            if me < n - 1:
+                raises(nvsym.PeerTimeoutError, f"PE {n - 1} on ", call=lambda: Pool.allocate(ctx.devices(), 100))
+            meet()
+            nvsym.finalize()
+        ctx = begin()
+        check_views(Pool.allocate(ctx.devices(), 100), [ctx.device], meet)
+        meet()
+        print("done")
+    """
+    env = simulator.environment(devices=4) | {"PYTHONPATH": SEARCHED, "NVSYM_TIMEOUT": "2"}
+    job = mpirun(3, code, env=env)
+    assert job.pe_stdout == ["done\n"] * 3, job.describe()
+
+
 def test_gpus_that_cannot_address_each_other():
     run_alone(
         "assert 'cannot address' in Pool.why_unsupported(local_devices(2))\n"
