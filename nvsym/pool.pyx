@@ -155,8 +155,8 @@ cdef class SymmetricPool:
         try:
             switch = _settings.multicast_switch()
             if switch is None and job is not None and job.backend.facts is not None:
-                for owner in owners_of(members, job):
-                    fact = job.backend.facts[owner] if 0 <= owner != job.my_pe else None
+                for device, owner in zip(members, owners_of(members, job)):
+                    fact = job.backend.facts[owner] if owner != job.my_pe and is_of(device, owner, job) else None
                     if fact is not None and fact.switch is not None:
                         switch = f"{fact.switch} on {job.agreement.names[owner]}"
                         break
@@ -278,6 +278,11 @@ cdef list owners_of(list devices, Job job):
     return owners
 
 
+cdef bint is_of(Device device, int owner, Job job):
+    """Whether it is the device of this PE in the job; one of a job that has ended may not be."""
+    return 0 <= owner < job.n_pes and (<Device> job.backend.devices[owner]).uuid == device.uuid
+
+
 cdef str name_of(Device device, str owner):
     return f"{owner}GPU {device.ordinal} ({device.name})"
 
@@ -291,7 +296,7 @@ cdef object _why(list devices, Job job):
     if job is None:
         return "the devices belong to a job that has ended"
     for device, owner in zip(devices, owners):
-        if not 0 <= owner < job.n_pes:
+        if not is_of(device, owner, job):
             return f"{device!r} belongs to no PE of the job"
     if job.backend.facts is None:
         return f"the {job.backend.name} backend has no GPUs"
@@ -383,7 +388,7 @@ cdef int check_owners(list devices, list owners, Job job) except -1:
     if job is None:
         raise NotInitializedError("SymmetricPool.allocate: the devices belong to PEs, and there is no job")
     for device, owner in zip(devices, owners):
-        if not 0 <= owner < job.n_pes:
+        if not is_of(device, owner, job):
             raise NVSymError(f"SymmetricPool.allocate: {device!r} belongs to no PE of the job")
     if job.my_pe not in owners:
         raise NVSymError(f"SymmetricPool.allocate: PE {job.my_pe} owns none of these devices; the call is made by the PEs that do")

@@ -341,6 +341,36 @@ def test_messages_of_a_job_do_not_reach_the_next(mpirun):
     assert job.pe_stdout == ["done\n"] * 3, job.describe()
 
 
+def test_devices_of_a_job_that_has_ended(mpirun):
+    """Their PEs may have other GPUs now, or may not be in the job at all."""
+    code = """
+        from common import *
+        from mpi4py import MPI
+        me = MPI.COMM_WORLD.Get_rank()
+        old = begin(device=nvsym.Device(me)).devices()
+        nvsym.finalize()
+        def refused(devices):
+            assert "belongs to no PE of the job" in Pool.why_unsupported(devices), Pool.why_unsupported(devices)
+            raises(nvsym.NVSymError, "belongs to no PE of the job", call=lambda: Pool.allocate(devices, 100))
+        ctx = begin(device=nvsym.Device(3 + me))
+        refused(old)
+        Pool.allocate(ctx.devices(), 100)
+        meet()
+        nvsym.finalize()
+        if me > 0:
+            ctx = begin(comm=MPI.COMM_WORLD.Split(0, me))
+            refused(old[1:])
+            Pool.allocate(ctx.devices(), 100)
+            nvsym.finalize()
+        else:
+            MPI.COMM_WORLD.Split(MPI.UNDEFINED, me)
+        print("done")
+    """
+    env = simulator.environment(devices=6) | {"PYTHONPATH": SEARCHED, "NVSYM_TIMEOUT": "10"}
+    job = mpirun(3, code, env=env)
+    assert job.pe_stdout == ["done\n"] * 3, job.describe()
+
+
 def test_gpus_that_cannot_address_each_other():
     run_alone(
         "assert 'cannot address' in Pool.why_unsupported(local_devices(2))\n"
