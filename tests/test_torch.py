@@ -621,6 +621,53 @@ print("fine", flush=True)
     assert result.stdout.count("fine") == 2
 
 
+def test_many_jobs_in_a_process(mpirun):
+    """They share one meeting point, and leave nothing open."""
+    result = run_torch(
+        mpirun,
+        2,
+        """
+import os
+opened = []
+for k in range(6):
+    dist.init_process_group("nvsym", init_method="nvsym://?heap_size=16M")
+    store = dist.distributed_c10d._get_default_store()
+    assert not store.check(["mine"])
+    dist.barrier()
+    store.set("mine", str(k))
+    dist.destroy_process_group()
+    opened.append(len(os.listdir("/proc/self/fd")))
+assert opened[1] == opened[-1], opened
+print("fine")
+""",
+    )
+    assert result.stdout.count("fine") == 2
+
+
+def test_the_store_does_not_need_its_file_to_be_there(mpirun):
+    """PE 0 removes it when it ends; another PE uses it for the last time when it ends, and would wait for it."""
+    result = run_torch(
+        mpirun,
+        2,
+        """
+import datetime, os
+from nvsym.torch import _register
+dist.init_process_group("nvsym", init_method="nvsym://?heap_size=16M", timeout=datetime.timedelta(seconds=5))
+dist.barrier()
+if dist.get_rank() == 0:
+    _register._remove_folders()
+dist.barrier()
+store = dist.distributed_c10d._get_default_store()
+store.add("late", 1)
+dist.barrier()
+assert int(store.get("late")) == 2
+dist.destroy_process_group()
+print("fine")
+""",
+    )
+    assert result.stdout.count("fine") == 2
+
+
 def test_wrong_ranks_and_options(mpirun):
     result = run_torch(
         mpirun,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import glob
+import itertools
 import os
 import shutil
 import socket
@@ -24,7 +25,9 @@ _ADDRESS_BYTES = 1024
 _PREFIX = "nvsym-torch-"
 _INIT_OPTIONS = ("backend", "heap_size", "bootstrap")
 
-_folders: list[str] = []
+_folders: dict[str, str] = {}  # by the folder they are in, NVSYM_SHM_DIR
+_stores: dict[str, dist.Store] = {}  # those in files, for as long as the process lives
+_calls = itertools.count()
 
 
 def register() -> None:
@@ -62,25 +65,50 @@ def _rendezvous(url, timeout=None, **_):
 
 
 def _store(ctx, timeout):
-    """A store that all PEs share: a file that only this user can open, or on several nodes a TCP server on PE 0."""
+    """A store that all PEs share: a file that only this user can open, or on several nodes a TCP server on PE 0.
+
+    A process has one file for all its jobs, and a prefix of its own for each.
+    """
     me, n = ctx.my_pe(), ctx.n_pes()
     one_node = len(set(ctx.nodes())) == 1
     options = {} if timeout is None else {"timeout": timeout}
     served = None
     address = ""
     if me == 0 and one_node:
-        address = os.path.join(_new_folder(load()["NVSYM_SHM_DIR"]), "store")
+        address = f"{next(_calls)} {_folder(load()['NVSYM_SHM_DIR'])}/store"
     elif me == 0:
         host = os.environ.get("MASTER_ADDR") or _own_name()
         served = dist.TCPStore(host, 0, n, is_master=True, wait_for_workers=False, **options)
         address = f"{host} {served.port}"
     address = _tell_all(address, me, n)
     if one_node:
-        return dist.FileStore(address, n)
+        call, path = address.split(" ", 1)
+        return dist.PrefixStore(call, _file_store(path))
     if served is not None:
         return served
     host, port = address.split()
     return dist.TCPStore(host, int(port), n, is_master=False, wait_for_workers=False, **options)
+
+
+def _file_store(path):
+    """The store in a file.
+
+    By a file descriptor: PyTorch opens it by name at each use, for the last time when the store goes, and waits for it to be
+    there, while PE 0 may have ended and removed it.
+    """
+    found = _stores.get(path)
+    if found is None:
+        opened = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)  # until the process ends, as the store
+        found = _stores[path] = dist.FileStore(f"/proc/self/fd/{opened}")
+    return found
+
+
+def _folder(parent):
+    """That of this process."""
+    found = _folders.get(parent)
+    if found is None or not os.path.isdir(found):
+        found = _folders[parent] = _new_folder(parent)
+    return found
 
 
 def _new_folder(parent):
@@ -100,7 +128,6 @@ def _new_folder(parent):
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)  # mode 0700
     lock = os.open(os.path.join(folder, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends, in whatever way
-    _folders.append(folder)
     return folder
 
 
@@ -132,5 +159,5 @@ os.register_at_fork(after_in_child=_folders.clear)
 
 @atexit.register
 def _remove_folders():
-    for folder in _folders:
+    for folder in _folders.values():
         shutil.rmtree(folder, ignore_errors=True)
