@@ -465,6 +465,34 @@ def test_work_and_futures(ctx, group):
     assert works[0].get_future() is works[0].get_future()
 
 
+@PES
+def test_callbacks_that_call(ctx, group):
+    """They run in the thread of the group, and may make calls of it and wait for them."""
+    n = ctx.n_pes()
+
+    def twice(done):
+        # The second one is behind what was called meanwhile.
+        work = dist.all_reduce(done.value()[0], async_op=True)
+        work.wait()
+        return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+
+    t, others = torch.ones(100_000), [torch.ones(3) for _ in range(3)]
+    works = [dist.all_reduce(other, async_op=True) for other in others[:2]]
+    first = dist.all_reduce(t, async_op=True)
+    future = first.get_future().then(twice)
+    assert future.wait().eq(n**3).all()
+    works.append(dist.all_reduce(others[2], async_op=True))
+    for work, other in zip(works, others, strict=True):
+        work.wait()
+        assert other.eq(n).all()
+    order = []
+    first = dist.all_reduce(t, async_op=True)
+    second = dist.all_reduce(others[0], async_op=True)
+    future = first.get_future().then(lambda _: second.wait() and order.append("then"))
+    future.wait()
+    assert order == ["then"]
+
+
 @pytest.mark.pes(2, 4)
 @NODES
 def test_errors(ctx, group):
@@ -661,6 +689,30 @@ store = dist.distributed_c10d._get_default_store()
 store.add("late", 1)
 dist.barrier()
 assert int(store.get("late")) == 2
+dist.destroy_process_group()
+print("fine")
+""",
+    )
+    assert result.stdout.count("fine") == 2
+
+
+def test_powersgd(mpirun):
+    """A hook of DistributedDataParallel whose callbacks make calls."""
+    result = run_torch(
+        mpirun,
+        2,
+        """
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+dist.init_process_group("nvsym", init_method="nvsym://?backend=host&heap_size=64M")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 300))
+state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+for _ in range(4):
+    model(torch.randn(4, 200)).sum().backward()
+grads = [torch.empty(300, 200) for _ in range(2)]
+dist.all_gather(grads, model.module.weight.grad)
+assert grads[0].equal(grads[1])
 dist.destroy_process_group()
 print("fine")
 """,

@@ -14,7 +14,8 @@ from .work import GpuWork, HostWork
 class HostLine:
     """A thread that carries out calls one after another.
 
-    A call that its caller waits for at once is carried out in the caller's own thread when nothing is before it.
+    A call that its caller waits for at once is carried out in the caller's own thread when nothing is before it. A callback
+    of a future runs in the thread of the line: what it calls or waits for, and what is before that, is carried out there.
     """
 
     stream = None  # the default stream runs an operation in the calling thread
@@ -29,7 +30,7 @@ class HostLine:
 
     def submit(self, run, tensors, later, blocks=False):
         """Carry out `run()`, and return its Work; `later`: the caller does not wait for it now."""
-        work = HostWork(tensors)
+        work = HostWork(tensors, self._serve_until)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the process group has been shut down")
@@ -54,6 +55,8 @@ class HostLine:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
+        else:
+            self._serve_until(work)
         return work
 
     def _serve(self):
@@ -62,19 +65,26 @@ class HostLine:
                 self._changed.wait_for(lambda: not self._busy and (self._waiting or self._closed))
                 if not self._waiting:
                     return
-                run, work = self._waiting.popleft()
                 self._busy = True
-            try:
-                run()
-            except BaseException as error:  # noqa: BLE001 - raised where the work is waited for
-                work.end(error)
-            else:
-                work.end()
-            # Nothing of the call stays alive while the thread sleeps.
-            del run, work
+            self._serve_one()
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _serve_one(self):
+        run, work = self._waiting.popleft()
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - raised where the work is waited for
+            work.end(error)
+        else:
+            work.end()
+
+    def _serve_until(self, work):
+        """In a callback, which the thread of the line is in: nobody else would carry out what it waits for."""
+        if threading.current_thread() is self._thread:
+            while self._waiting and not work.is_completed():
+                self._serve_one()
 
     def drain(self):
         """Wait until all calls are carried out."""

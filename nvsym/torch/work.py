@@ -15,12 +15,14 @@ from nvsym.job import check_kernels
 class HostWork(dist.Work):
     """A call that a thread carries out.
 
-    Its future is made when it is asked for, which DistributedDataParallel does and most others do not.
+    Its future is made when it is asked for, which DistributedDataParallel does and most others do not. `help_out` is called
+    with it before a thread waits for it.
     """
 
-    def __init__(self, tensors: Any):
+    def __init__(self, tensors: Any, help_out: Any):
         super().__init__()
         self._tensors = tensors
+        self._help_out = help_out
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -56,6 +58,7 @@ class HostWork(dist.Work):
         TimeoutError
             If it is not done by then. It goes on.
         """
+        self._help_out(self)
         seconds = None if timeout is None or timeout.total_seconds() <= 0 else timeout.total_seconds()
         if not self._ended.wait(seconds):
             raise TimeoutError(f"the collective call is not done after {seconds:g} s")
