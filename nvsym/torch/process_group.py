@@ -60,7 +60,11 @@ def create(given: Any, options: Any) -> ProcessGroup:
     ctx = nvsym.context()
     team = nvsym.TEAM_WORLD.create_group(ranks)
     assert _shared.staging is not None
-    place = _shared.staging.first() if not given.global_ranks_in_group else _shared.staging.take(team)
+    try:
+        place = _shared.staging.first() if not given.global_ranks_in_group else _shared.staging.take(team)
+    except ValueError:
+        team.destroy()  # all its ranks are here
+        raise
     return ProcessGroup(rank, size, ctx, team, place)
 
 
@@ -121,6 +125,11 @@ def _collective(method):
             raise
 
     return call
+
+
+def _is_plain(t):
+    """Whether the memory of a tensor is its elements in their order; it is not where PyTorch conjugates or negates later."""
+    return t.is_contiguous() and not t.is_conj() and not t.is_neg()
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -228,7 +237,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _direct(self, t):
         """The symmetric buffer that a tensor is, or None."""
-        if not t.is_contiguous() or (t.is_cuda == self._on_host and t.numel()):
+        if not _is_plain(t) or (t.is_cuda == self._on_host and t.numel()):
             return None
         try:
             return buffer(t)
@@ -248,6 +257,12 @@ class ProcessGroup(dist.ProcessGroup):
     def _check_avg(t, avg):
         if avg and not (t.is_floating_point() or t.is_complex()):
             raise TypeError(f"op: no AVG of {t.dtype}, whose quotients are no whole numbers")
+
+    def _divide(self, t):
+        if t.element_size() == 1:  # PyTorch does not calculate in 8-bit floats
+            t.copy_(t.float().div_(self._size))
+        else:
+            t.div_(self._size)
 
     def _step(self, blocks, item):
         """The elements of a piece of which `blocks` fit into the staging memory."""
@@ -275,7 +290,7 @@ class ProcessGroup(dist.ProcessGroup):
             if dest is not None and not dest.is_contiguous():
                 dest.copy_(out.view(dest.shape))
         if avg and dest is not None:
-            dest.div_(self._size)
+            self._divide(dest)
 
     @_collective
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -328,7 +343,7 @@ class ProcessGroup(dist.ProcessGroup):
         if not dest.is_contiguous():
             dest.copy_(out.view(dest.shape))
         if avg:
-            dest.div_(n)
+            self._divide(dest)
 
     def _check_blocks(self, one, many, one_name, many_name):
         if one.dtype != many.dtype:
@@ -384,8 +399,14 @@ class ProcessGroup(dist.ProcessGroup):
 
     @staticmethod
     def _bytes(t):
-        """A tensor's elements as bytes: its own memory where it is contiguous, else a copy."""
-        return t.contiguous().reshape(-1).view(torch.uint8)
+        """A tensor's elements as bytes: its own memory where it is plain, else a copy."""
+        flat = (t if _is_plain(t) else t.resolve_conj().resolve_neg()).contiguous()
+        # PyTorch calls every stride of a single element contiguous.
+        return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+    def _padded(self, length):
+        """Bytes of a block in the staging memory. On the host as they are, so that lengths that differ are found."""
+        return length if self._on_host else -(-length // 16) * 16
 
     def _check_list(self, one, many, name):
         if len(many) != self._size:
@@ -403,7 +424,7 @@ class ProcessGroup(dist.ProcessGroup):
         step = self._step(n + 1, 1)
         for first in range(0, max(data.numel(), 1), step):
             k = min(step, data.numel() - first)
-            padded = -(-k // 16) * 16
+            padded = self._padded(k)
             place, staged = self._place.get(torch.uint8, 0, padded)
             everyone, result = self._place.get(torch.uint8, -(-padded // _ALIGN) * _ALIGN, n * padded)
             staged[:k].copy_(data[first : first + k])
@@ -414,17 +435,17 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _gather_into(self, outputs, source):
         """The same into tensors of any layout."""
-        parts = [self._bytes(t) if t.is_contiguous() else self._bytes(torch.empty_like(source)) for t in outputs]
+        parts = [self._bytes(t) if _is_plain(t) else self._bytes(torch.empty_like(source)) for t in outputs]
         self._gather(parts, source)
         for t, part in zip(outputs, parts, strict=True):
-            if not t.is_contiguous():
+            if not _is_plain(t):
                 t.copy_(part.view(t.dtype).view(t.shape))
 
     def _gather_single(self, output, source):
-        if output.is_contiguous():
-            self._gather(list(self._bytes(output).view(self._size, -1)), source)
-        else:
-            self._gather_into(list(output.view(self._size, *source.shape)), source)
+        out = output if _is_plain(output) else torch.empty_like(output, memory_format=torch.contiguous_format)
+        self._gather(list(self._bytes(out).view(self._size, -1)), source)
+        if out is not output:
+            output.copy_(out)
 
     @_collective
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
@@ -510,7 +531,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._do(nvsym.broadcast, place, place, root)
             if root != self._rank:
                 data[first : first + k].copy_(staged)
-        if not t.is_contiguous() and root != self._rank:
+        if not _is_plain(t) and root != self._rank:
             t.copy_(data.view(t.dtype).view(t.shape))
 
     @_collective
@@ -543,8 +564,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Block j of the inputs to rank j, as bytes; no block of any rank is longer than `longest`."""
         n = self._size
         step = self._step(2 * n, 1)
-        for first in range(0, longest, step):
-            k = -(-min(step, longest - first) // 16) * 16
+        for first in range(0, max(longest, 1), step):
+            k = self._padded(min(step, longest - first))
             source, packed = self._place.get(torch.uint8, 0, n * k)
             dest, arrived = self._place.get(torch.uint8, self._place.nbytes // 2 // _ALIGN * _ALIGN, n * k)
             for j, block in enumerate(inputs):
@@ -598,7 +619,7 @@ class ProcessGroup(dist.ProcessGroup):
             blocks.append((splits, t.numel() // rows * t.element_size() if rows else 0))
 
         def run():
-            out = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
+            out = output if _is_plain(output) else torch.empty_like(output, memory_format=torch.contiguous_format)
             (out_splits, out_row), (in_splits, in_row) = blocks
             outputs = list(self._bytes(out).split([s * out_row for s in out_splits]))
             inputs = list(self._bytes(input).split([s * in_row for s in in_splits]))
@@ -618,9 +639,7 @@ class ProcessGroup(dist.ProcessGroup):
                 raise ValueError(f"{name}: {len(many)} tensors for {self._size} ranks")
 
         def run():
-            outs = [
-                t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format) for t in outputs
-            ]
+            outs = [t if _is_plain(t) else torch.empty_like(t, memory_format=torch.contiguous_format) for t in outputs]
             to, of = [self._bytes(t) for t in outs], [self._bytes(t) for t in inputs]
             self._exchange(to, of, self._longest(to, of))
             for t, out in zip(outputs, outs, strict=True):

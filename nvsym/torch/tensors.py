@@ -137,12 +137,13 @@ def buffer(tensor: torch.Tensor) -> nvsym.SHMEMBuffer[Any]:
     Parameters
     ----------
     tensor : torch.Tensor
-        Contiguous, and in symmetric memory: made by `tensor` or `empty`, or a view of such a one.
+        Contiguous, and in symmetric memory: made by `tensor` or `empty`, or a view of such a one, but not one that
+        PyTorch conjugates or negates when it is read.
 
     Raises
     ------
     ValueError
-        If it is not contiguous, or not in the symmetric heap.
+        If it is not contiguous, conjugated or negated when it is read (`conj()`), or not in the symmetric heap.
     TypeError
         If it is no tensor, or of an element type that nvsym does not have.
     """
@@ -150,6 +151,10 @@ def buffer(tensor: torch.Tensor) -> nvsym.SHMEMBuffer[Any]:
         raise TypeError(f"tensor: expected a torch.Tensor, not {type(tensor).__name__}")
     if not tensor.is_contiguous():
         raise ValueError(f"tensor: strides {tuple(tensor.stride())} of shape {tuple(tensor.shape)} are not contiguous")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            "tensor: its elements are conjugated or negated when they are read; resolve_conj() or resolve_neg()"
+        )
     kind = numpy_dtype(tensor.dtype)
     try:
         return buffer_class[kind].adopt(tensor.data_ptr(), tensor.numel(), owner=tensor)
