@@ -628,6 +628,26 @@ def test_capture(ctx, limited, meet):
     meet()
 
 
+@pytest.mark.parametrize("size", [1000, 40_000, 500_000])
+def test_a_put_takes_what_a_get_before_it_brings(ctx, meet, size):
+    """Both by one array in pageable memory, which is staged in pieces: in the order of the stream all the same."""
+    me, n = ctx.my_pe(), ctx.n_pes()
+    left, right = (me - 1) % n, (me + 1) % n
+    stream = nvsym.Stream()
+    source, dest = F32(size), F32.zeros(size)
+    through = np.zeros(size, np.float32)
+    for step in range(5):
+        source.fill(100 * step + me, stream=stream)
+        stream.synchronize()
+        meet()
+        nvsym.get(through, source, right, stream=stream)
+        nvsym.put(dest, through, right, stream=stream)
+        stream.synchronize()
+        meet()
+        assert (dest.to_numpy() == 100 * step + (left + 1) % n).all()
+        meet()
+
+
 def test_signal_op_in_a_graph_is_behind_the_puts(ctx, limited, meet):
     me, n = ctx.my_pe(), ctx.n_pes()
     left, right = (me - 1) % n, (me + 1) % n
