@@ -8,7 +8,7 @@ object fails, and may take the GPUs with it. So the state of the fabric has to b
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import _driver, _nvml, _settings
 from .errors import NVSymError
@@ -43,6 +43,10 @@ _FUNCTIONS = (
 )
 
 
+def _new_mark():
+    return int.from_bytes(os.urandom(4), "big")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """One GPU, as the process that owns it sees it; travels between PEs."""
@@ -60,7 +64,8 @@ class DeviceFacts:
     uid: int = 0
     node: int = 0
     process: tuple[int, int, int] = (0, 0, 0)  # number, time of its start, namespace of the number
-    mark: int = 0  # drawn anew whenever the facts are gathered: those of a job's begin are no other job's
+    # Drawn anew whenever the facts are gathered: that of a job's begin is no other job's.
+    mark: int = field(default_factory=_new_mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,6 @@ def _folder_identity():
     return (found.st_dev, found.st_ino)
 
 
-def _new_mark():
-    return int.from_bytes(os.urandom(4), "big")
-
-
 def _missing_function():
     return next((missing for missing in map(_driver.why_missing, _FUNCTIONS) if missing is not None), None)
 
@@ -154,15 +155,13 @@ def facts_of(device, name, node=0):
     host = socket.gethostname()
     switch = _settings.multicast_switch()
     if switch is not None:
-        return DeviceFacts(
-            name, host, device.uuid, switch, boot=_boot_id(), node=node, process=_this_process(), mark=_new_mark()
-        )
+        return DeviceFacts(name, host, device.uuid, switch, boot=_boot_id(), node=node, process=_this_process())
     try:
         has = attributes(device.ordinal, (_VIRTUAL_MEMORY, _MULTICAST, _POSIX, _FABRIC))
         missing = _missing_function()
         problem, fabric = (missing, None) if missing is not None else _problem(has[0], has[1], device.uuid)
     except Exception as error:  # noqa: BLE001 - whatever it is, it makes the answer "unknown", which is "unsupported"
-        return DeviceFacts(name, host, device.uuid, None, f"what it supports is unknown: {error}", mark=_new_mark())
+        return DeviceFacts(name, host, device.uuid, None, f"what it supports is unknown: {error}")
     return DeviceFacts(
         name,
         host,
@@ -177,7 +176,6 @@ def facts_of(device, name, node=0):
         os.getuid(),
         node,
         _this_process(),
-        _new_mark(),
     )
 
 

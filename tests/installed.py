@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel of nvsym, and a fresh environment in which it is installed, for the tests of what users of the package get.
+"""A wheel of nvsym, a fresh environment in which it is installed, and extensions built against it, for the tests of what users get.
 
 The extensions that are built in place go into the wheel as they are: compiling them again would take minutes.
 """
@@ -29,6 +29,19 @@ def run(command, **options):
     result = subprocess.run(words, capture_output=True, text=True, check=False, env=environ, **options)
     assert not check or result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
     return result if not check else result.stdout
+
+
+def compile_extension(folder, name, source, *flags, language="c"):
+    """Compile a Cython source (or C, if it is a .c file) to an extension module in `folder`."""
+    if source.suffix == ".pyx":
+        c = folder / f"{name}.{language}"
+        cython = [sys.executable, "-m", "cython", "-3", *(["--cplus"] if language == "cpp" else []), "-I", ROOT]
+        run([*cython, source, "-o", c])
+        source = c
+    includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{nvsym.get_include()}"]
+    target = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    compiler = "g++" if language == "cpp" else "gcc"
+    run([compiler, "-shared", "-fPIC", "-O2", *flags, *includes, source, "-o", target])
 
 
 def build_wheel(folder):

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
 
@@ -154,25 +153,12 @@ def compiled_version():
     return tuple(int(re.search(rf"define NVSYM_ABI_{part} (\d+)", text)[1]) for part in ("MAJOR", "MINOR"))
 
 
-def compile_extension(folder, name, source, *flags, language="c"):
-    """Compile a Cython source (or C, if it is a .c file) to an extension module in `folder`."""
-    if source.suffix == ".pyx":
-        c = folder / f"{name}.{language}"
-        cython = [sys.executable, "-m", "cython", "-3", *(["--cplus"] if language == "cpp" else []), "-I", ROOT]
-        installed.run([*cython, source, "-o", c])
-        source = c
-    includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{nvsym.get_include()}"]
-    target = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    compiler = "g++" if language == "cpp" else "gcc"
-    installed.run([compiler, "-shared", "-fPIC", "-O2", *flags, *includes, source, "-o", target])
-
-
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory):
     """The folder of the compiled probe."""
     pytest.importorskip("Cython", reason="Cython is not installed")
     folder = tmp_path_factory.mktemp("probe")
-    compile_extension(folder, "probe", pathlib.Path(__file__).parent / "cimport" / "probe.pyx")
+    installed.compile_extension(folder, "probe", pathlib.Path(__file__).parent / "cimport" / "probe.pyx")
     return folder
 
 
@@ -319,7 +305,7 @@ def test_another_version_of_the_interface(tmp_path, change):
     found = compiled_version()
     wanted = tuple(a + b for a, b in zip(found, change, strict=True))
     flags = [f"-DNVSYM_ABI_MAJOR={wanted[0]}", f"-DNVSYM_ABI_MINOR={wanted[1]}"]
-    compile_extension(tmp_path, "user", tmp_path / "user.c", "-Wall", "-Wextra", "-Werror", *flags)
+    installed.compile_extension(tmp_path, "user", tmp_path / "user.c", "-Wall", "-Wextra", "-Werror", *flags)
     result = use(tmp_path, "import user")
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
@@ -332,7 +318,7 @@ def test_another_version_of_the_interface(tmp_path, change):
 
 def test_forgotten_import(tmp_path):
     (tmp_path / "user.c").write_text(USER)
-    compile_extension(tmp_path, "user", tmp_path / "user.c", "-Wall", "-Wextra", "-Werror", "-DFORGOTTEN")
+    installed.compile_extension(tmp_path, "user", tmp_path / "user.c", "-Wall", "-Wextra", "-Werror", "-DFORGOTTEN")
     result = use(tmp_path, "import user; print(user.use()); user.fail()")
     assert re.match(r"\(7, 0, 0, 'nvsym_import\(\) has not been called in this extension'\)", result.stdout), (
         result.stderr
@@ -344,7 +330,7 @@ def test_forgotten_import(tmp_path):
 def test_header_is_cplusplus(tmp_path):
     (tmp_path / "user.cpp").write_text(USER)
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
-    compile_extension(tmp_path, "user", tmp_path / "user.cpp", *flags, language="cpp")
+    installed.compile_extension(tmp_path, "user", tmp_path / "user.cpp", *flags, language="cpp")
     result = use(tmp_path, "import user; print(user.use())")
     assert re.match(r"\(7, 0, 0, 'there is no job in this process", result.stdout), result.stderr
 
@@ -358,7 +344,7 @@ def test_cimport_from_cplusplus(tmp_path):
         "def use(SHMEMBuffer b): return <size_t> nvsym_data[int64_t](b) + <size_t> nvsym_data[double](b)\n"
         "def quiet(): nvsym_check(nvsym_quiet(NULL))\n"
     )
-    compile_extension(tmp_path, "user", source, "-std=c++17", language="cpp")
+    installed.compile_extension(tmp_path, "user", source, "-std=c++17", language="cpp")
     result = use(tmp_path, "import user; user.quiet()")
     assert result.stderr.strip().splitlines()[-1].startswith("nvsym.errors.NotInitializedError: there is no job")
 

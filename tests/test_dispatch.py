@@ -7,13 +7,11 @@ import pathlib
 import re
 import shutil
 import sys
-import sysconfig
 
 import installed
 import pytest
 from machine_code import disassemble
 
-import nvsym
 from nvsym import simulator
 from nvsym.kernels import compiler
 
@@ -102,10 +100,7 @@ def table(tmp_path_factory):
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     folder = tmp_path_factory.mktemp("table")
-    source, target = folder / "table.c", folder / f"table{sysconfig.get_config_var('EXT_SUFFIX')}"
-    installed.run([sys.executable, "-m", "cython", "-3", "-I", ROOT, FOLDER / "table.pyx", "-o", source])
-    includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{nvsym.get_include()}"]
-    installed.run(["gcc", "-shared", "-fPIC", "-O1", *includes, source, "-o", target])
+    installed.compile_extension(folder, "table", FOLDER / "table.pyx")
     question = {"grids": JOBS, "dispatch": [job for job, _, _ in DISPATCH.values()]}
     environ = {**simulator.environment(devices=1), "PYTHONPATH": ROOT}
     command = [sys.executable, FOLDER / "check.py", folder, json.dumps(question)]
